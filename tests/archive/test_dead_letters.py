@@ -203,7 +203,7 @@ class Ground:
         for _ in range(60):
             bounds = pipeline.source.bounds(pipeline.source.partitions())
             for partition, held in bounds.items():
-                if not cycle.has_claimed(partition):
+                if not cycle.is_ready(partition):
                     cycle.claim(partition, Begin(held.first, "earliest"))
             limits = {p: b.end for p, b in bounds.items() if cycle.position(p) != b.end}
             if step is not None:
@@ -392,7 +392,7 @@ def test_sweep_deletes_what_a_replay_left_that_died_after_its_commit(
     archive = an_archive(home, parser=AT)
     drive(home, archive)
     with monkeypatch.context() as patch:
-        patch.setattr(files_module.FilesSink, "discard", lambda *_: None)
+        patch.setattr(files_module.ArchiveSink, "discard", lambda *_: None)
         patch.setattr(DriverShare, "leave", lambda self, cycle: None)
         assert replay(
             home.context, archive, ReplayOptions(parser=AT_OR_WHEN), LocalWorkers()

@@ -15,11 +15,11 @@ import pytest
 
 from tests.support.waiting import until
 from tidelog import Event, Home
-from tidelog.archive.archive import create_archive, files_settings, find_archive, open_pipeline
+from tidelog.archive.archive import create_archive, find_archive, open_pipeline, sink_settings
 from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.status import read_status
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
-from tidelog.connectors.archive.sink import FilesSink
+from tidelog.connectors.archive.sink import ArchiveSink
 from tidelog.home import create_home, open_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.model.archive import Archive, ArchiveFormat
@@ -266,7 +266,7 @@ def test_setting_aside_that_dies_after_any_call_is_finished_by_the_next(
             store=FaultyStore(home.store, faults),
             catalog=FaultyCatalog(home.catalog, faults),
         )
-        sink = FilesSink(files_settings(find_archive(home.context, "raw")))
+        sink = ArchiveSink(sink_settings(find_archive(home.context, "raw")))
         store = FaultyStore(sink._store(), faults)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sink, "_store", lambda: store)

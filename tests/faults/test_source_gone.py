@@ -11,7 +11,7 @@ from tests.support.archive_look import AT, a_home, an_archive, drive, fill, valu
 from tidelog import Event, Home
 from tidelog.archive.account import read_account
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
-from tidelog.connectors.archive.sink import FilesSink
+from tidelog.connectors.archive.sink import ArchiveSink
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.coordination.pipeline_rows import read_intent, read_progress
 from tidelog.errors import NotFoundError, UnavailableError
@@ -43,8 +43,8 @@ def dies(home: Home, archive: Archive, target: type, step: str) -> None:
 @pytest.mark.parametrize(
     ("target", "step"),
     [
-        pytest.param(FilesSink, "publish", id="before-publish"),
-        pytest.param(FilesSink, "discard", id="after-commit"),
+        pytest.param(ArchiveSink, "publish", id="before-publish"),
+        pytest.param(ArchiveSink, "discard", id="after-commit"),
         pytest.param(Cycle, "_finish", id="decided"),
     ],
 )
@@ -70,14 +70,14 @@ def test_published_range_is_committed_though_its_topic_is_gone(
     """The files are there, and the driver died before the commit."""
     fill(home, range(1, 20))
     daily = an_archive(home, parser=AT)
-    publish = FilesSink.publish
+    publish = ArchiveSink.publish
 
     def dying(*args: object) -> None:
         publish(*args)  # type: ignore[arg-type]
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(FilesSink, "publish", dying)
+        patch.setattr(ArchiveSink, "publish", dying)
         with pytest.raises(Crash):
             drive(home, daily)
     home.delete_topic("t", past_readers=True)

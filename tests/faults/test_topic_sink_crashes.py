@@ -120,7 +120,7 @@ class World:
         bounds = self.source.bounds(partitions)
         for _ in range(60):
             for partition in partitions:
-                if not cycle.has_claimed(partition):
+                if not cycle.is_ready(partition):
                     cycle.claim(partition, Begin("0", "earliest"))
             limits = {
                 p: str(min(int(bounds[p].end), int(cycle.position(p)) + STEP)) for p in partitions
@@ -131,7 +131,7 @@ class World:
             for error in report.errors.values():
                 if isinstance(error, FencedError | CorruptError):
                     raise error
-            done = [cycle.has_claimed(p) and cycle.position(p) == bounds[p].end for p in partitions]
+            done = [cycle.is_ready(p) and cycle.position(p) == bounds[p].end for p in partitions]
             if all(done):
                 return False
         return False

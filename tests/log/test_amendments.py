@@ -101,7 +101,7 @@ def test_it_does_what_a_dict_would(
 def test_untouched_rows_pass_as_they_are(store: Store) -> None:
     rows = some_rows([3, 4, 5], 3, 6, is_dense=True)
     assert list(apply(rows, amendments({2: DELETE, 6: DELETE}), store)) == [rows]
-    assert rows.places is None
+    assert rows.sparse is None
 
 
 def test_dense_rows_lose_and_change_some(store: Store) -> None:

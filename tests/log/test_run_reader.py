@@ -178,7 +178,7 @@ def test_a_piece_of_a_segment_in_parts(house: House) -> None:
     assert list(read_run(house.store, first, "w", Cut(10, 20))) == []
     (rows,) = read_run(house.store, first, "w", Cut(columns=["value"]))
     assert rows.batch.schema == pa.schema([("value", pa.binary())])
-    assert rows.places is None
+    assert rows.sparse is None
     # Bytes that were damaged on their way are fetched again; damage in the store is reported.
     assert checked(read_run(house.store, first, "w", data=b"nonsense"), 0, 10) == list(range(10))
     house.store.delete([first.object])

@@ -12,7 +12,7 @@ from tidelog import Event, Home
 from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.delete import end_archive
 from tidelog.archive.generations import begin_backfill, promote
-from tidelog.connectors.archive.sink import FilesSink
+from tidelog.connectors.archive.sink import ArchiveSink
 from tidelog.connectors.source import SourcePartition
 from tidelog.connectors.topic.sink import TopicSink
 from tidelog.connectors.topic.source import TopicSource
@@ -167,7 +167,7 @@ def test_what_a_driver_left_that_was_killed_after_its_commit_goes_at_once(
     archive = an_archive(home)
     with monkeypatch.context() as patch:
         patch.setattr(DriverShare, "leave", lambda self, cycle: None)
-        patch.setattr(FilesSink, "discard", lambda *_: None)
+        patch.setattr(ArchiveSink, "discard", lambda *_: None)
         assert drive(home, archive) == 1
     assert staged(home)
     sweep_archives(home.context, grace_ms=-1)

@@ -67,7 +67,7 @@ class Archive:
             partitions = self.source.partitions()
             bounds = self.source.bounds(partitions)
             for partition in partitions:
-                if not cycle.has_claimed(partition):
+                if not cycle.is_ready(partition):
                     cycle.claim(partition, Begin("0", "earliest"), bounds[partition].incarnation)
             limits = {
                 p: str(
@@ -82,7 +82,7 @@ class Archive:
                 return report
             if any(isinstance(error, LostError) for error in report.errors.values()):
                 return report
-            done = [cycle.position(p) == bounds[p].end for p in partitions if cycle.has_claimed(p)]
+            done = [cycle.position(p) == bounds[p].end for p in partitions if cycle.is_ready(p)]
             if all(done) and len(done) == len(partitions):
                 return report
         return report
@@ -160,7 +160,7 @@ def test_driver_that_lost_a_partition_is_fenced_there() -> None:
     bounds = archive.source.bounds([partition])
     report = old.run({partition: "10"}, bounds)
     assert (report.taken, report.events, report.errors) == ({partition}, 0, {})
-    assert not old.has(partition)
+    assert not old.has_claimed(partition)
     living = Cycle(context, old._pipeline, "careful", may_take=lambda owner: owner != new._owner)
     with pytest.raises(ClaimedError, match="another driver has it"):
         living.claim(partition, Begin("0", "earliest"))

@@ -14,12 +14,12 @@ import pytest
 from tests.support.archive_look import AT_OR_WHEN, a_home, an_archive, fill
 from tests.support.forgotten_ranges import forget
 from tidelog import Event, Home
-from tidelog.archive.archive import files_settings, open_pipeline
+from tidelog.archive.archive import open_pipeline, sink_settings
 from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.read import ReadRequest, archived_rows
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.catalog.base import Change, Put
-from tidelog.connectors.archive.sink import FilesSink
+from tidelog.connectors.archive.sink import ArchiveSink
 from tidelog.connectors.source import SourcePartition
 from tidelog.errors import FencedError
 from tidelog.model import layout
@@ -64,7 +64,7 @@ def cycle(home: Home, archive: Archive, epoch: int, faults: Faults | None = None
     pipeline = open_pipeline(home.context, archive, LocalWorkers(1))
     context = home.context
     if faults is not None:
-        sink = FilesSink(files_settings(archive))
+        sink = ArchiveSink(sink_settings(archive))
         store: Store = FaultyStore(sink._store(), faults)
         sink._store = lambda: store  # type: ignore[method-assign]
         catalog = FaultyCatalog(home.catalog, faults)
@@ -75,7 +75,7 @@ def cycle(home: Home, archive: Archive, epoch: int, faults: Faults | None = None
     for _ in range(2):
         bounds = pipeline.source.bounds(pipeline.source.partitions())
         for partition in bounds:
-            if not mine.has_claimed(partition):
+            if not mine.is_ready(partition):
                 mine.claim(partition, Begin("0", "earliest"))
         done = mine.run({each: held.end for each, held in bounds.items()}, bounds)
         total.aside += done.aside
@@ -179,14 +179,14 @@ def test_record_of_a_range_names_all_its_files_wherever_its_driver_died(home: Ho
 
 def test_delete_that_stops_between_two_files_is_finished_and_the_record_stays(home: Home) -> None:
     archive = a_forgotten_range(home, "daily")
-    real = FilesSink.set_aside
+    real = ArchiveSink.set_aside
 
-    def dies(self: FilesSink, files: list[object], name: str) -> None:
+    def dies(self: ArchiveSink, files: list[object], name: str) -> None:
         real(self, files[:1], name)  # type: ignore[arg-type]
         raise Crash
 
     with pytest.MonkeyPatch.context() as patch, suppress(Crash):
-        patch.setattr(FilesSink, "set_aside", dies)
+        patch.setattr(ArchiveSink, "set_aside", dies)
         cycle(home, archive, 10)
     report = cycle(home, archive, 20)
     assert [each.events for each in report.aside] == [8]

@@ -213,7 +213,7 @@ def _totals_forget_the_dead(patch: Patch) -> None:
 def _range_without_incarnation(patch: Patch) -> None:
     """A range is read from the topic that has the name now."""
     patch.setattr(TopicSource, "_find", lambda self, context, _: topics_find(context, self.topic))
-    patch.setattr(Cycle, "_is_ended", lambda *_: False)
+    patch.setattr(Cycle, "_end_if_recreated", lambda *_: False)
 
 
 def topics_find(context: Any, name: str) -> Any:

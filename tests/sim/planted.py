@@ -57,7 +57,7 @@ from tidelog.log.notifier import CheckResult, Debounce, NotifyState
 from tidelog.log.partitioner import KeylessTurns
 from tidelog.log.producer.append import Appender, StoredSegment
 from tidelog.log.producer.append_plan import AppendPlan
-from tidelog.log.producer.flush import FlushFailures, Rest, SendFuture
+from tidelog.log.producer.flush import EventFields, FlushFailures, SendFuture
 from tidelog.log.producer.producer import Producer
 from tidelog.model import layout
 from tidelog.model.partition_rows import AppenderView, Head, JournalOrigin, encode_row
@@ -267,7 +267,7 @@ def number_then_wait(
         if known is not None:
             return known
         self._make_room(size)
-        rest = Rest(None, key, None, (), partition, number, mark)
+        rest = EventFields(None, key, None, (), partition, number, mark)
         return self._enter(value, self._now_ms(), rest, size)
 
 

@@ -34,7 +34,7 @@ from tidelog.catalog.base import ABSENT, Put
 from tidelog.codec.formats import settings_of
 from tidelog.codec.parsers import layout_settings
 from tidelog.codec.parsers.base import used_layout
-from tidelog.connectors.archive.sink import FilesSettings, FilesSink
+from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings
 from tidelog.connectors.by_url import files_at, refuse_archive_folder, source_at, store_at
 from tidelog.connectors.files.names import place_of
 from tidelog.connectors.source import Source, bounds_apart
@@ -226,15 +226,15 @@ def choose_start(context: Context, name: str, start: Start) -> Archive:
     return change_archive(context, name, lambda each: msgspec.structs.replace(each, start=start))
 
 
-def open_sink(archive: Archive, generation: int | None = None) -> FilesSink:
+def open_sink(archive: Archive, generation: int | None = None) -> ArchiveSink:
     """Returns the sink that writes the files of a generation."""
-    return FilesSink(files_settings(archive, generation))
+    return ArchiveSink(sink_settings(archive, generation))
 
 
-def files_settings(archive: Archive, generation: int | None = None) -> FilesSettings:
+def sink_settings(archive: Archive, generation: int | None = None) -> ArchiveSinkSettings:
     """Returns how to write the files of a generation."""
     making = archive.making(generation)
-    return FilesSettings(
+    return ArchiveSinkSettings(
         store=archive.store,
         root=archive.root,
         dead=archive.dead,

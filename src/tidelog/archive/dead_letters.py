@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidelog.archive.archive import files_settings
+from tidelog.archive.archive import sink_settings
 from tidelog.archive.erased_events import ErasedBefore
 from tidelog.archive.freeze import HeadGate
 from tidelog.archive.transform_output import output_of
@@ -42,7 +42,7 @@ from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.formats.batches import decoding
 from tidelog.codec.parsers import LayoutSettings
-from tidelog.connectors.archive.sink import FilesSettings, FilesSink, FilesWriter
+from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings, ArchiveWriter
 from tidelog.connectors.by_url import files_at, store_at
 from tidelog.connectors.sink import RangeWriter, Sink
 from tidelog.connectors.source import (
@@ -159,7 +159,7 @@ def open_replay(
     )
 
 
-def _replay_settings(archive: Archive, how: ReplayOptions) -> FilesSettings:
+def _replay_settings(archive: Archive, how: ReplayOptions) -> ArchiveSinkSettings:
     """Returns how a replay writes files.
 
     Raises ``InvalidError`` for a parser that changes values, if the archive's own does not: the
@@ -177,7 +177,7 @@ def _replay_settings(archive: Archive, how: ReplayOptions) -> FilesSettings:
             f"files with this one: `tidelog archive backfill {archive.name} --parser ...`"
         )
     wanted = msgspec.structs.replace(archive, makings={**archive.makings, number: changed})
-    return replace(files_settings(wanted, number), dead_share_max=1.0)
+    return replace(sink_settings(wanted, number), dead_share_max=1.0)
 
 
 _TRIED_MAX = 10_000  # dead letters in the trial of a plan
@@ -244,11 +244,14 @@ def _first_letters(
 
 
 def _try_letters(
-    context: Context, settings: FilesSettings, partition: str, letters: Sequence[pa.RecordBatch]
+    context: Context,
+    settings: ArchiveSinkSettings,
+    partition: str,
+    letters: Sequence[pa.RecordBatch],
 ) -> tuple[int, list[pa.RecordBatch]]:
     """Returns how many dead letters would be in data files, and those that would not."""
     memory = MemoryStore(context.clock)
-    writer = FilesWriter(settings, memory, partition, "trial")
+    writer = ArchiveWriter(settings, memory, partition, "trial")
     for batch in letters:
         writer.write(batch.select(EVENT_SCHEMA.names))
     written = writer.close()
@@ -390,13 +393,13 @@ class DeadRange:
 class ReplaySink:
     """The archive's own files; each attempt has its own folder for what stays dead."""
 
-    def __init__(self, settings: FilesSettings) -> None:
+    def __init__(self, settings: ArchiveSinkSettings) -> None:
         self._settings = settings
-        self._files = FilesSink(settings)
+        self._files = ArchiveSink(settings)
 
     def writer(self, partition: str, staging: str) -> RangeWriter:
         folder = layout.still_dead(self._settings.dead, staging.rpartition("/")[2])
-        return FilesSink(replace(self._settings, dead=folder)).writer(partition, staging)
+        return ArchiveSink(replace(self._settings, dead=folder)).writer(partition, staging)
 
     def publish(self, manifest: Manifest) -> None:
         self._files.publish(manifest)
@@ -407,8 +410,8 @@ class ReplaySink:
     def published(self, manifest: Manifest) -> list[FileEntry]:
         return self._files.published(manifest)
 
-    def named(self, names: str) -> ReplaySink:
-        return ReplaySink(replace(self._settings, names=names))
+    def with_suffix(self, suffix: str) -> ReplaySink:
+        return ReplaySink(replace(self._settings, suffix=suffix))
 
     def aside(self, file: FileEntry, name: str) -> str:
         return self._files.aside(file, name)

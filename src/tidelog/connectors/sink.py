@@ -121,7 +121,7 @@ class AsideSink(Protocol):
         """Returns the files of a manifest that have their final names and the right bytes."""
         ...
 
-    def named(self, names: str) -> Sink:
+    def with_suffix(self, suffix: str) -> Sink:
         """Returns the same sink with a further part in the names of its files."""
         ...
 

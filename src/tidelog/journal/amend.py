@@ -140,11 +140,11 @@ class Amender:
     ) -> int:
         amended = 0
         found = with_key(self._context, self.topic, partition, key, bounds, progress)
-        marks = (
+        changes = (
             AmendmentChange(each, partition, offset, "delete", time_ms=time_ms)
             for each, offset, time_ms in found
         )
-        for some in _records(marks):
+        for some in _records(changes):
             heads = {partition: read_head(self._context, self.topic, partition)}
             amended += len(self._apply("delete", some, heads, key))
         return amended
@@ -159,11 +159,11 @@ class Amender:
             some = ids[first : first + _IDS_AT_ONCE]
             found = self._find(op, some, values)  # step 1
             done: set[str | None] = set()
-            for marks in _records(_marks(op, found, some, values)):
+            for changes in _records(_changes(op, found, some, values)):
                 # Each record uses the heads of this lookup. The record before it only looked up its
                 # own events again, so newer heads prove nothing about these.
-                applied = self._apply(op, marks, dict(found.heads))
-                done |= {mark.id for mark in applied}
+                applied = self._apply(op, changes, dict(found.heads))
+                done |= {change.id for change in applied}
                 amended += len(applied)
             missing += [each for each in some if each not in done]
         return AmendResult(amended, tuple(missing))
@@ -196,7 +196,7 @@ class Amender:
     def _apply(
         self,
         op: Literal["update", "delete"],
-        marks: Sequence[AmendmentChange],
+        changes: Sequence[AmendmentChange],
         heads: dict[int, Seen],
         key: bytes | None = None,
     ) -> Sequence[AmendmentChange]:
@@ -207,18 +207,18 @@ class Amender:
             who=self.why.who,
             at_ms=self._context.clock.now_ms(),
             why=self.why.why,
-            events=_audit_events(marks),
+            events=_audit_events(changes),
             key="" if key is None else key_mark(key),
         )
         until_ms = max(record.at_ms, latest_now_ms(self._context)) if op == "delete" else 0
         version = put_record(self._context, self.topic, record)
         if op == "delete":
-            found = self._enter(record, marks, heads, until_ms)
-            if len(found) > len(marks):
-                marks = found
-                record = msgspec.structs.replace(record, events=_audit_events(marks))
+            found = self._enter(record, changes, heads, until_ms)
+            if len(found) > len(changes):
+                changes = found
+                record = msgspec.structs.replace(record, events=_audit_events(changes))
                 version = put_record(self._context, self.topic, record, version)
-        applied = self._put(record, marks, heads)
+        applied = self._put(record, changes, heads)
         done = msgspec.structs.replace(record, state="done")
         put_record(self._context, self.topic, done, version)
         return applied
@@ -226,7 +226,7 @@ class Amender:
     def _enter(
         self,
         record: AuditRecord,
-        marks: Sequence[AmendmentChange],
+        changes: Sequence[AmendmentChange],
         heads: dict[int, Seen],
         until_ms: int,
     ) -> Sequence[AmendmentChange]:
@@ -236,15 +236,15 @@ class Amender:
         The ledger marks events up to ``until_ms`` as erased, or later ones if they were found. For
         a delete by key, the caller looks for copies.
         """
-        known = {(mark.partition, mark.offset): mark for mark in marks}
+        known = {(change.partition, change.offset): change for change in changes}
         for _ in range(_ROUNDS):
             until: dict[str, int] = {}
-            for mark in known.values():
-                if mark.id is not None:
-                    until[mark.id] = max(until_ms, mark.time_ms, until.get(mark.id, 0))
+            for change in known.values():
+                if change.id is not None:
+                    until[change.id] = max(until_ms, change.time_ms, until.get(change.id, 0))
             keys: dict[bytes, int] = {}
             if record.key:
-                latest = max(mark.time_ms for mark in known.values())
+                latest = max(change.time_ms for change in known.values())
                 keys[key_digest(record.key)] = max(until_ms, latest)
             enter_erased(self._context, self.topic, until, keys, self._pool)
             ends = self._announce()
@@ -254,7 +254,7 @@ class Amender:
             found = self._lookup.find(list(until), partitions=grown)
             heads.update(found.heads)
             values: dict[str, bytes | None] = dict.fromkeys(until)
-            more = list(_marks("delete", found, list(until), values))
+            more = list(_changes("delete", found, list(until), values))
             new = {(m.partition, m.offset): m for m in more} | known
             if len(new) == len(known):
                 break
@@ -278,7 +278,7 @@ class Amender:
         return list(self._pool.map(announce, numbers))
 
     def _put(
-        self, record: AuditRecord, marks: Sequence[AmendmentChange], heads: dict[int, Seen]
+        self, record: AuditRecord, changes: Sequence[AmendmentChange], heads: dict[int, Seen]
     ) -> Sequence[AmendmentChange]:
         """Step 6 in each partition; looks up again what was compiled in the meantime.
 
@@ -291,28 +291,28 @@ class Amender:
             def put(here: Sequence[AmendmentChange]) -> Sequence[AmendmentChange]:
                 return self._put_here(record, here, heads, applied)
 
-            moved = [mark for left in self._each(put, _by_partition(marks)) for mark in left]
+            moved = [change for left in self._each(put, _by_partition(changes)) for change in left]
             if not moved:
                 return list(applied.values())
-            found = self._lookup.find([mark.id for mark in moved if mark.id is not None])
+            found = self._lookup.find([change.id for change in moved if change.id is not None])
             heads.update(found.heads)
             there = {
                 (each.partition, each.offset): each.amendment
                 for some in found.events.values()
                 for each in some
             }
-            marks = [
-                replace(mark, before=row.object if row is not None else None)
-                for mark in moved
-                if (mark.partition, mark.offset) in there
-                for row in [there[mark.partition, mark.offset]]
+            changes = [
+                replace(change, before=row.object if row is not None else None)
+                for change in moved
+                if (change.partition, change.offset) in there
+                for row in [there[change.partition, change.offset]]
             ]
         raise UnavailableError(f"topic `{self.topic.name}`: is compiled again and again: try again")
 
     def _put_here(
         self,
         record: AuditRecord,
-        marks: Sequence[AmendmentChange],
+        changes: Sequence[AmendmentChange],
         heads: dict[int, Seen],
         applied: Applied,
     ) -> Sequence[AmendmentChange]:
@@ -321,15 +321,15 @@ class Amender:
         A durable batch is not among these. Readers have seen it, and by now may have seen a newer
         value, which a repeat would replace with the older one.
         """
-        partition = marks[0].partition
+        partition = changes[0].partition
         seen = heads[partition]
         writer = AmendmentWriter(
             self._context, self.topic, partition, seen, record.id, record.at_ms, applied
         )
         try:
-            writer.put(marks)
+            writer.put(changes)
         except MovedError:
-            return [mark for mark in marks if (partition, mark.offset) not in applied]
+            return [change for change in changes if (partition, change.offset) not in applied]
         finally:
             if writer.abandoned:
                 list_apart(self._context, self.topic, partition, writer.abandoned)
@@ -347,7 +347,7 @@ class Amender:
         return self._pool.map(call, lots)
 
 
-def _marks(
+def _changes(
     op: Literal["update", "delete"],
     found: LookupResult,
     ids: Sequence[str],
@@ -368,34 +368,36 @@ def _marks(
             )
 
 
-def _audit_events(marks: Iterable[AmendmentChange]) -> tuple[AuditedEvent, ...]:
+def _audit_events(changes: Iterable[AmendmentChange]) -> tuple[AuditedEvent, ...]:
     return tuple(
-        AuditedEvent(None if mark.id is None else id_mark(mark.id), mark.partition, mark.offset)
-        for mark in marks
+        AuditedEvent(
+            None if change.id is None else id_mark(change.id), change.partition, change.offset
+        )
+        for change in changes
     )
 
 
-def _records(marks: Iterable[AmendmentChange]) -> Iterator[list[AmendmentChange]]:
+def _records(changes: Iterable[AmendmentChange]) -> Iterator[list[AmendmentChange]]:
     """Yields as many changes as one audit record can list."""
     some: list[AmendmentChange] = []
     size = 0
-    for mark in marks:
+    for change in changes:
         own = MARK_BYTES + _PLACE_BYTES
         if some and size + own > RECORD_BYTES_MAX:
             yield some
             some, size = [], 0
-        some.append(mark)
+        some.append(change)
         size += own
     if some:
         yield some
 
 
-def _by_partition(marks: Iterable[AmendmentChange]) -> list[list[AmendmentChange]]:
+def _by_partition(changes: Iterable[AmendmentChange]) -> list[list[AmendmentChange]]:
     found: dict[int, list[AmendmentChange]] = {}
-    for mark in marks:
-        found.setdefault(mark.partition, []).append(mark)
+    for change in changes:
+        found.setdefault(change.partition, []).append(change)
     return [sorted(some, key=_offset) for some in found.values()]
 
 
-def _offset(mark: AmendmentChange) -> int:
-    return mark.offset
+def _offset(change: AmendmentChange) -> int:
+    return change.offset

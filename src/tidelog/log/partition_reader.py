@@ -114,7 +114,7 @@ class OffsetEvents:
         return OffsetEvents(self.topic, self.partition, self.rows.take(count, start))
 
     def _places(self) -> int | Offsets:
-        return self.base if self.rows.places is None else self.rows.places
+        return self.base if self.rows.sparse is None else self.rows.sparse
 
 
 @dataclass(frozen=True, slots=True, eq=False)

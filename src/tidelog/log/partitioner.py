@@ -71,14 +71,14 @@ def _remainders(keys: list[bytes | None], partitions: int) -> npt.NDArray[np.uin
 
 
 def split(
-    table: pa.Table, places: npt.NDArray[np.int32]
+    table: pa.Table, partitions: npt.NDArray[np.int32]
 ) -> list[tuple[int, pa.Table, npt.NDArray[np.int64]]]:
     """Returns for each partition its events, in their order, and their row numbers."""
-    first = int(places[0])
-    if bool((places == first).all()):
+    first = int(partitions[0])
+    if bool((partitions == first).all()):
         return [(first, table, np.arange(table.num_rows))]
-    order = np.argsort(places, kind="stable")
-    ordered = places[order]
+    order = np.argsort(partitions, kind="stable")
+    ordered = partitions[order]
     cuts = np.flatnonzero(np.diff(ordered)) + 1
     bounds = [0, *cuts.tolist(), len(order)]
     taken = table.take(pa.array(order))

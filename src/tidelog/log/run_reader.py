@@ -215,7 +215,7 @@ def _replace_values(
 
 
 def _splice(old: pa.Array, new: pa.Array, numbers: list[int]) -> Iterator[pa.Array]:
-    """Yields the old values, with the new ones in their places, as slices."""
+    """Yields the old values, with the new ones instead, as slices."""
     at = 0
     for index, number in enumerate(numbers):
         yield old.slice(at, number - at)
@@ -237,13 +237,13 @@ class EventRows:
     base: int
     end: int
     batch: pa.RecordBatch  # all stored columns, or some of them
-    places: Offsets | None = None  # None: the events are at ``base`` and the offsets that follow
+    sparse: Offsets | None = None  # None: the events are at ``base`` and the offsets that follow
 
     @property
     def offsets(self) -> Offsets:
         """Returns the offset of each event."""
-        if self.places is not None:
-            return self.places
+        if self.sparse is not None:
+            return self.sparse
         return np.arange(self.base, self.base + self.batch.num_rows, dtype=np.int64)
 
     def slice(self, start: int, end: int) -> EventRows:
@@ -273,38 +273,38 @@ class EventRows:
 
     def only(self, keep: npt.NDArray[np.bool_]) -> EventRows:
         """Returns only the events to keep; covers the same offsets."""
-        mask, places = pa.array(keep), self.offsets[keep]
+        mask, offsets = pa.array(keep), self.offsets[keep]
         columns = [
-            column.slice(0, len(places))
+            column.slice(0, len(offsets))
             if column.null_count == len(column)
             else column.filter(mask)
             for column in self.batch.columns
         ]
         batch = pa.RecordBatch.from_arrays(columns, schema=self.batch.schema)
-        return EventRows(self.base, self.end, batch, places)
+        return EventRows(self.base, self.end, batch, offsets)
 
     def find(self, offsets: Offsets) -> tuple[Offsets, npt.NDArray[np.bool_]]:
         """Returns each offset's event number, and whether it is here; offsets must be ascending."""
-        if self.places is None:
+        if self.sparse is None:
             found = offsets - self.base
             return found, (found >= 0) & (found < self.batch.num_rows)
-        if not len(self.places):
+        if not len(self.sparse):
             return np.zeros_like(offsets), np.zeros(len(offsets), np.bool_)
-        found = np.minimum(np.searchsorted(self.places, offsets), len(self.places) - 1)
-        return found, self.places[found] == offsets
+        found = np.minimum(np.searchsorted(self.sparse, offsets), len(self.sparse) - 1)
+        return found, self.sparse[found] == offsets
 
     def _index(self, offset: int) -> int:
         """Returns how many events come before an offset."""
-        if self.places is None:
+        if self.sparse is None:
             return min(offset - self.base, int(self.batch.num_rows))
-        return int(np.searchsorted(self.places, offset))
+        return int(np.searchsorted(self.sparse, offset))
 
     def _offset(self, number: int) -> int:
-        return self.base + number if self.places is None else int(self.places[number])
+        return self.base + number if self.sparse is None else int(self.sparse[number])
 
     def _part(self, start: int, end: int, first: int, count: int) -> EventRows:
-        places = None if self.places is None else self.places[first : first + count]
-        return EventRows(start, end, self.batch.slice(first, count), places)
+        offsets = None if self.sparse is None else self.sparse[first : first + count]
+        return EventRows(start, end, self.batch.slice(first, count), offsets)
 
 
 _WHOLE_BYTES = 1 << 20  # a journal up to this size is fetched in one request
@@ -449,8 +449,8 @@ def _group_rows(group: RowGroup, batch: pa.RecordBatch, at: int) -> EventRows:
         return EventRows(
             base, end, batch.drop_columns(["offset"]), batch.column("offset").to_numpy()
         )
-    places = None if base == group.first else np.arange(group.first, end, dtype=np.int64)
-    return EventRows(base, end, batch, places)
+    offsets = None if base == group.first else np.arange(group.first, end, dtype=np.int64)
+    return EventRows(base, end, batch, offsets)
 
 
 def _is_dense(group: RowGroup) -> bool:

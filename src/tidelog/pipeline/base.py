@@ -111,7 +111,7 @@ class CycleReport:
     errors: dict[SourcePartition, TidelogError] = field(default_factory=dict)
     withdrawn: set[SourcePartition] = field(default_factory=set)  # by errors; to be planned again
     # Ended, or begun again, by a person's decision.
-    decided: set[SourcePartition] = field(default_factory=set)
+    ended: set[SourcePartition] = field(default_factory=set)
     aside: list[Aside] = field(default_factory=list)  # ranges that the catalog lost
     taken: set[SourcePartition] = field(default_factory=set)  # by another driver
     earlier: int = 0  # events of ranges before those in ``committed``
@@ -128,7 +128,7 @@ class CycleReport:
         self.errors.update(later.errors)
         self.aside += later.aside
         self.withdrawn |= later.withdrawn
-        self.decided |= later.decided
+        self.ended |= later.ended
         self.taken |= later.taken
 
 

@@ -49,6 +49,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 import msgspec
@@ -206,7 +207,7 @@ class Cycle:
                 return row is None
         raise busy
 
-    def has_claimed(self, partition: SourcePartition) -> bool:
+    def is_ready(self, partition: SourcePartition) -> bool:
         """Returns whether this driver has it and knows its rows."""
         return partition in self._tracks and partition not in self._stale
 
@@ -215,10 +216,10 @@ class Cycle:
         return bool(self._tracks[partition].head.ended)
 
     def partitions(self) -> list[SourcePartition]:
-        """Returns all partitions that this driver has claimed (``has``)."""
+        """Returns all partitions that this driver has claimed (``has_claimed``)."""
         return list(self._tracks)
 
-    def has(self, partition: SourcePartition) -> bool:
+    def has_claimed(self, partition: SourcePartition) -> bool:
         """Returns whether this driver has claimed it, even if its rows must be read again."""
         return partition in self._tracks
 
@@ -252,7 +253,7 @@ class Cycle:
 
     def heads(self) -> dict[SourcePartition, Progress]:
         """Returns the heads of this driver's partitions, as it knows them."""
-        return {each: track.head for each, track in self._tracks.items() if self.has_claimed(each)}
+        return {each: track.head for each, track in self._tracks.items() if self.is_ready(each)}
 
     def position(self, partition: SourcePartition) -> str:
         """Returns the committed position of a claimed partition."""
@@ -279,8 +280,8 @@ class Cycle:
             with self._contain_errors(track, report):
                 if track.intent is None or not track.intent.manifest:
                     held = bounds.get(track.partition)
-                    if held is not None and self._is_ended(track, held):
-                        report.decided.add(track.partition)
+                    if held is not None and self._end_if_recreated(track, held):
+                        report.ended.add(track.partition)
                         continue
                     self._set_aside(track, report)
                 if track.intent is None and track.partition in limits:
@@ -304,17 +305,17 @@ class Cycle:
     ) -> None:
         """Steps 4 to 7 of ranges that were read. Starts reading ahead."""
         ahead: list[_Ahead] = []
-        while tasks := self._do(results, report, find_next, ahead):
+        while tasks := self._settle_results(results, report, find_next, ahead):
             results = reading.run(tasks)
         reading.start([task for each in ahead for task in each.tasks])
         for each in ahead:
             with self._contain_errors(each.track, report):
                 self._finish(each.track, each.manifest, report, has_next=True)
 
-    def _do(
+    def _settle_results(
         self, results: Results, report: CycleReport, find_next: FindNext, ahead: list[_Ahead]
     ) -> list[Task]:
-        """Steps 4 to 7; step 5 for a range after which another one is read ahead.
+        """Runs steps 4 to 7. Stops after step 5 if the next range is read ahead.
 
         Returns tasks for the part before records that the sink refused.
         """
@@ -328,7 +329,7 @@ class Cycle:
                 continue
             with self._contain_errors(track, report):
                 if result.produced is None and result.error is not None:
-                    shorter += self._before(track, result.error, report)
+                    shorter += self._shorten_range(track, result.error, report)
                 elif result.produced is not None and is_idle(track.intent, result.produced):
                     self._withdraw(track)
                 elif result.produced is not None:
@@ -355,25 +356,24 @@ class Cycle:
         sink, partition = self._pipeline.sink, track.partition.text
         if track.late and isinstance(sink, AsideSink):
             work = SettingAside(self._context, self._pipeline.id, partition, sink)
-            report.aside += work.run(track.late, track.head, lambda rows: self._decide(track, rows))
+            report.aside += work.run(track.late, track.head, partial(self._commit_aside, track))
         track.late, epoch = (), track.head.epoch
         track.head = msgspec.structs.replace(track.head, looked=epoch)  # at the next write
         self._looked.add(track.partition)
 
-    def _decide(self, track: Track, rows: Sequence[Put]) -> None:
-        """Decides to set ranges aside: no later file can have one of their names."""
+    def _commit_aside(self, track: Track, rows: Sequence[Put]) -> None:
+        """Commits that ranges are set aside: no later file can have one of their names."""
         head = msgspec.structs.replace(track.head, names=self._context.ids.new()[:_NAMES_CHARS])
         change = Put("head", encode_row(head), expect=track.head_version)
-        track.head_version = self._write(track, change, *rows)
-        track.head = head
+        track.head_version, track.head = self._write(track, change, *rows), head
 
     def _list(self, partition: SourcePartition) -> None:
         """Step 0, so that the partition stays known after its source deletes it."""
         listed = ListedPartition(partition.text, seen_ms=self._context.clock.now_ms())
         list_partitions(self._context, self._pipeline.id, [listed])
 
-    def _is_ended(self, track: Track, held: Bounds) -> bool:
-        """Returns whether a recreated source partition ends or begins again, as accepted."""
+    def _end_if_recreated(self, track: Track, held: Bounds) -> bool:
+        """Ends a recreated source partition, or begins it again, if accepted; returns whether."""
         source, now_ms = self._pipeline.source, self._context.clock.now_ms()
         now = remade_bounds(track.partition, track.head, held, source, self._accept_loss)
         if now is not None:
@@ -444,7 +444,7 @@ class Cycle:
             return plan_tasks(self._pipeline, track, ahead, ordinal, ids) if ahead else []
         return []
 
-    def _before(self, track: Track, error: TidelogError, report: CycleReport) -> list[Task]:
+    def _shorten_range(self, track: Track, error: TidelogError, report: CycleReport) -> list[Task]:
         """In step 4: ends a range before a record that the sink refused, if anything is there.
 
         The record is in the first cut: a refusal in a later one ends the range before that cut.

@@ -12,8 +12,8 @@ waits for them (``wait``).
 A failure in one source partition stops only that partition. A following driver retries it after
 waits that double, and does the same if it cannot reach the source at all (``failures``). A decided
 range needs no source: it is committed even if its source partition was deleted, or the source
-cannot be reached (``_resume``). Until the source has responded once, a lasting error (a missing
-topic, wrong credentials) ends the run. The driver waits only for a source that cannot be reached.
+cannot be reached (``_claim_unlisted``). Until the source has responded once, a lasting error (a
+missing topic, wrong credentials) ends the run; after that the driver waits for the source.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Driver:
                 if report is None:
                     continue
                 events += report.events
-                if self._is_done(report):
+                if self._finish_or_wait(report):
                     break
             if self._flushes_at_end() and not lost.is_set():
                 events += self._flush(cycle)
@@ -178,8 +178,9 @@ class Driver:
         while True:
             report = self._cycle(cycle, ends)
             events += report.events
-            _raise_fenced(report)
-            if report.errors or not (report.committed or report.decided):
+            if (fenced := _fenced(report)) is not None:
+                raise fenced
+            if report.errors or not (report.committed or report.ended):
                 return events
 
     def _flushes_at_end(self) -> bool:
@@ -212,20 +213,20 @@ class Driver:
         self, cycle: Cycle, ends: dict[SourcePartition, Bounds] | None = None
     ) -> CycleReport:
         # Read this before the ends: they then include everything before the flush.
-        everything = ends is not None or not self._how.follow or self._flush_wanted()
+        everything = ends is not None or not self._how.follow or self._take_flush_request()
         errors: dict[SourcePartition, TidelogError] = {}
         try:
             bounds = self._look(cycle, errors) if ends is None else dict(ends)
         except Exception as exc:
             error = unexpected(f"pipeline `{self._pipeline.name}`", exc)
-            if self._resume(cycle, (), errors, error):
+            if self._claim_unlisted(cycle, (), errors, error):
                 self._run(cycle, _Plan({}, {}, {}), {}, errors)
             raise
         self._failures.remove_whole()
         if ends is None:
             failing = set(self._failures.partitions())
             self._failures.remove(failing - self._share.listed - errors.keys())
-        self._resume(cycle, bounds, errors)
+        self._claim_unlisted(cycle, bounds, errors)
         bounds = {p: held for p, held in bounds.items() if self._is_tried(p, everything)}
         errors = {p: error for p, error in errors.items() if self._is_tried(p, everything)}
         self._claim(cycle, bounds, errors)
@@ -297,11 +298,11 @@ class Driver:
         for partition in report.taken:
             self._failures.released(partition)
         self._failures.remove(report.committed.keys())
-        if not _is_fenced(report):  # else the pipeline was removed, and this driver ends
+        if _fenced(report) is None:  # else the pipeline was removed, and this driver ends
             self._failures.add(report.errors.items())
         self._how.on_cycle(report)
 
-    def _resume(
+    def _claim_unlisted(
         self,
         cycle: Cycle,
         bounds: Collection[SourcePartition],
@@ -316,7 +317,8 @@ class Driver:
         """
         listed = set() if error is not None else self._share.listed - errors.keys()
         known = {*self._known(), *cycle.partitions()}
-        away = {each for each in known - set(bounds) if cycle.has(each) or each not in listed}
+        known -= set(bounds)
+        away = {each for each in known if cycle.has_claimed(each) or each not in listed}
         self._away &= away
         found = False
         for partition in sorted(away - self._away):
@@ -328,7 +330,7 @@ class Driver:
                 if intent is None:
                     self._away.add(partition)
                 elif intent.manifest or why is None or isinstance(why, NotFoundError):
-                    if not cycle.has_claimed(partition):
+                    if not cycle.is_ready(partition):
                         cycle.claim(partition, Begin("", "earliest"))  # its head exists
                     found = True
         return found
@@ -401,7 +403,7 @@ class Driver:
         for partition, error in list(errors.items()):
             if isinstance(error, VanishedError):
                 with _contain_errors(partition, {}, errors):
-                    if not cycle.has_claimed(partition):
+                    if not cycle.is_ready(partition):
                         cycle.claim(partition, Begin("", "earliest"))  # its head exists
                     cycle.accept_vanished(partition, str(error.context["end"]))
                     del errors[partition]
@@ -409,7 +411,7 @@ class Driver:
     def _track(self, cycle: Cycle) -> None:
         """Passes to the source what was read; other drivers change their heads at any time."""
         others = self._heads if self._members.is_alone() else {}
-        known = {each: head for each, head in (others or {}).items() if not cycle.has(each)}
+        known = {each: head for each, head in (others or {}).items() if not cycle.has_claimed(each)}
         heads = None if self._heads is None else {**known, **cycle.heads()}
         self._heads = track(self._context, self._pipeline.id, self._pipeline.source, heads)
 
@@ -464,7 +466,7 @@ class Driver:
         errors: dict[SourcePartition, TidelogError],
     ) -> None:
         """Claims all partitions that may begin, and removes the others from ``bounds``."""
-        new = [partition for partition in bounds if not cycle.has_claimed(partition)]
+        new = [partition for partition in bounds if not cycle.is_ready(partition)]
         if new and not self._members.is_alone():
             self._failures.taken()
         for partition in new:
@@ -489,8 +491,8 @@ class Driver:
             return 0
         return max(1, self._pipeline.source.count(position, bounds.end) or 1)
 
-    def _flush_wanted(self) -> bool:
-        """Returns whether a flush was requested since the last look."""
+    def _take_flush_request(self) -> bool:
+        """Returns whether a flush was requested since the last look, and forgets the request."""
         before, self._flushed = self._flushed, flush_version(self._context, self._pipeline.id)
         return before != self._flushed
 
@@ -506,9 +508,10 @@ class Driver:
             return source.reach(SourceRange(partition, start, limit), bounds.end)
         return limit
 
-    def _is_done(self, report: CycleReport) -> bool:
-        """Returns whether to end. Waits before the next cycle if there was nothing to do."""
-        _raise_fenced(report)
+    def _finish_or_wait(self, report: CycleReport) -> bool:
+        """Returns whether to end, or raises why. Waits if there was nothing to do."""
+        if (fenced := _fenced(report)) is not None:
+            raise fenced
         if self._how.follow:
             if not report.committed:
                 self._how.stop.wait(_FOLLOW_S)
@@ -519,7 +522,7 @@ class Driver:
         if report.errors.keys() - self._ended.keys():
             self._how.stop.wait(_LOOK_S)
             return False
-        if report.committed or report.decided or report.taken:
+        if report.committed or report.ended or report.taken:
             return False  # a partition that begins again may hold events
         for error in self._ended.values():
             raise error
@@ -588,13 +591,7 @@ def _contain_errors(
         bounds.pop(partition, None)
 
 
-def _is_fenced(report: CycleReport) -> bool:
-    """Returns whether a source partition was closed, or its generation replaced."""
-    return any(isinstance(error, FencedError) for error in report.errors.values())
-
-
-def _raise_fenced(report: CycleReport) -> None:
-    """Raises the error of such a source partition."""
-    for error in report.errors.values():
-        if isinstance(error, FencedError):
-            raise error
+def _fenced(report: CycleReport) -> FencedError | None:
+    """Returns the error of a source partition that was closed, or whose generation was replaced."""
+    found = (error for error in report.errors.values() if isinstance(error, FencedError))
+    return next(found, None)

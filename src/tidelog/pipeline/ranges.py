@@ -224,7 +224,7 @@ def plan_tasks(
     track.reader = reader = pipeline.source.reader(wanted)
     sink = pipeline.sink
     if track.head.names and isinstance(sink, AsideSink):
-        sink = sink.named(track.head.names)
+        sink = sink.with_suffix(track.head.names)
     transform = "" if track.carried and track.carried.as_is else pipeline.transform
     erased = pipeline.erased(track.partition.text)  # since the intent; later ones wait
     parts = divide_reader(pipeline.source, reader, intent.cuts)

@@ -151,10 +151,10 @@ class DriverShare:
         self.listed, self.theirs = set(partitions), {}
         share = self._members.share(len(partitions))
         self._release(cycle, share)
-        held = [each for each in partitions if cycle.has(each)]
+        held = [each for each in partitions if cycle.has_claimed(each)]
         if len(held) >= share:
             return held
-        others = [each for each in self._members.in_turn(partitions) if not cycle.has(each)]
+        others = [each for each in self._members.in_turn(partitions) if not cycle.has_claimed(each)]
         lineage = Lineage(self._context, self._pipeline, cycle, others)
         taken: list[SourcePartition] = []
         # Those that fail come last, so that no other one waits for them.

@@ -334,7 +334,7 @@ class Lineage:
 
     def _position(self, partition: SourcePartition) -> str | None:
         """Returns how far it is committed, by this or another driver."""
-        if self._cycle.has_claimed(partition):
+        if self._cycle.is_ready(partition):
             return self._cycle.position(partition)
         head = read_progress(self._context, self._pipeline.id, partition.text)
         return None if head is None else head.position

@@ -15,7 +15,7 @@ from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.codec.formats import FormatSettings
 from tidelog.codec.parsers import LayoutSettings
-from tidelog.connectors.archive.sink import FilesSettings, FilesSink
+from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings
 from tidelog.context import Context
 from tidelog.errors import InvalidError
 from tidelog.pipeline.base import LocalWorkers, Pipeline
@@ -29,7 +29,7 @@ def a_run(folder: Path) -> Callable[[], int]:
     def run() -> int:
         store = a_store(str(folder / "o"))
         context = Context(store, catalog, SystemClock(), RandomIds(), random.Random(1))
-        sink = FilesSink(FilesSettings(str(folder / "o"), "archives/in", "dead/in"))
+        sink = ArchiveSink(ArchiveSinkSettings(str(folder / "o"), "archives/in", "dead/in"))
         pipeline = Pipeline("in", "inc", at(folder / "raw"), sink, LocalWorkers())
         return Driver(context, pipeline, DriverOptions()).run()
 
@@ -115,7 +115,7 @@ def test_file_that_is_published_behind_the_reader_is_an_error(tmp_path: Path) ->
 
 def test_files_named_after_a_restore_belong_to_their_source_partition(tmp_path: Path) -> None:
     lay(tmp_path, [events(range(10))])
-    lay(tmp_path, [events(range(10, 20))], names="0193f5c2a1b37e11")
+    lay(tmp_path, [events(range(10, 20))], suffix="0193f5c2a1b37e11")
     source = at(tmp_path / "raw")
     assert source.partitions() == [CLICKS]
     assert read(source, 0, 20).equals(pa.Table.from_batches([events(range(20))]))

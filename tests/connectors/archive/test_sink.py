@@ -22,7 +22,7 @@ from tidelog.codec.formats import FormatSettings, open_format
 from tidelog.connectors.archive import sink as dead_letters
 from tidelog.connectors.archive import sink as files
 from tidelog.connectors.archive import staging as uploads
-from tidelog.connectors.archive.sink import FilesSettings, FilesSink, OpenFile
+from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings, OpenFile
 from tidelog.connectors.archive.staging import publish_files
 from tidelog.connectors.sink import Written
 from tidelog.errors import InvalidError, UnavailableError
@@ -48,7 +48,7 @@ def batches(names: Sequence[str], size: int = 100) -> Iterator[pa.RecordBatch]:
 
 def lay(folder: Path, rows: Iterator[pa.RecordBatch], **settings: Any) -> Written:
     """What an archive makes of a range, published."""
-    sink = FilesSink(FilesSettings(str(folder), "a", "dead/a", **settings))
+    sink = ArchiveSink(ArchiveSinkSettings(str(folder), "a", "dead/a", **settings))
     writer = sink.writer("orders/3", "staging/p/1/x")
     for each in rows:
         writer.write(each)
@@ -120,8 +120,8 @@ def test_never_more_files_are_open_than_allowed(
         counts.append(len(writer._open))  # type: ignore[attr-defined]
 
     monkeypatch.setattr(OpenFile, "__init__", opened)
-    settings = FilesSettings(str(tmp_path), "a", "d", parser=BY_NAME, open_files_max=5)
-    writer = FilesSink(settings).writer("orders/3", "staging")
+    settings = ArchiveSinkSettings(str(tmp_path), "a", "d", parser=BY_NAME, open_files_max=5)
+    writer = ArchiveSink(settings).writer("orders/3", "staging")
     monkeypatch.setattr(files, "_PART_ROWS", 4)
     for each in batches([f"n{number % 40}" for number in range(3_000)]):
         writer.write(each)
@@ -273,11 +273,11 @@ MEMORY = """
 import resource, sys
 import numpy as np, pyarrow as pa
 from tidelog.codec.event_batch import EVENT_SCHEMA
-from tidelog.connectors.archive.sink import FilesSettings, FilesSink
+from tidelog.connectors.archive.sink import ArchiveSinkSettings, ArchiveSink
 
 form, folders, parts = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-settings = FilesSettings(sys.argv[1], "a", "dead", parser="split:f|timestamp", format=form)
-writer = FilesSink(settings).writer("t/0", "staging")
+settings = ArchiveSinkSettings(sys.argv[1], "a", "dead", parser="split:f|timestamp", format=form)
+writer = ArchiveSink(settings).writer("t/0", "staging")
 rows, text = 5_000, "x" * 2_000
 chance = np.random.default_rng(1)
 
@@ -332,7 +332,7 @@ def test_memory_is_bounded_whatever_the_folders_are(
 
 def test_portions_are_what_grouping_row_by_row_gives(tmp_path: Path) -> None:
     names = [f"n{number * 7 % 11}" for number in range(500)]
-    sink = FilesSink(FilesSettings(f"file://{tmp_path}", "a", "d", parser=BY_NAME))
+    sink = ArchiveSink(ArchiveSinkSettings(f"file://{tmp_path}", "a", "d", parser=BY_NAME))
     writer: Any = sink.writer("orders/3", "staging")
     (whole,) = batches(names, size=500)
     found = defaultdict(list)

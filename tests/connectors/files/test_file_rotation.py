@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.homes import a_store
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
-from tidelog.connectors.archive.sink import FilesSettings, FilesSink
+from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.files.row_tracking import rotated_from
 from tidelog.connectors.files.source import FilesSource
@@ -46,7 +46,7 @@ class World:
 
     def restarted(self) -> Pipeline:
         """The same pipeline in another process: what a source remembers is lost."""
-        sink = FilesSink(FilesSettings(str(self._out), "archives/in", "dead/in"))
+        sink = ArchiveSink(ArchiveSinkSettings(str(self._out), "archives/in", "dead/in"))
         source = open_source(self._url, environ={})
         self._pipeline = Pipeline("in", "inc", source, sink, LocalWorkers())
         return self._pipeline

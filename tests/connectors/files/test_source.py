@@ -22,7 +22,7 @@ from tidelog.clock import RandomIds, SystemClock
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats import FormatSettings
 from tidelog.codec.parsers import LayoutSettings
-from tidelog.connectors.archive.sink import FilesSettings, FilesSink
+from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings
 from tidelog.connectors.archive.staging import publish_files
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import Source, SourcePartition, SourceRange
@@ -70,7 +70,7 @@ def lay(folder: Path, batches: Sequence[pa.RecordBatch], **settings: Any) -> Non
     """The files that an archive makes of a range."""
     store = str(folder)
     partition = batches[0].column("partition")[0].as_py()
-    writer = FilesSink(FilesSettings(store, "raw", "dead/raw", **settings)).writer(
+    writer = ArchiveSink(ArchiveSinkSettings(store, "raw", "dead/raw", **settings)).writer(
         f"clicks/{partition}", "staging"
     )
     for each in batches:
@@ -441,7 +441,7 @@ def test_a_pipeline_takes_each_row_once_and_new_files_as_they_come(tmp_path: Pat
     context = Context(
         a_store(str(tmp_path / "o")), MemoryCatalog(), SystemClock(), RandomIds(), random.Random(1)
     )
-    sink = FilesSink(FilesSettings(str(tmp_path / "o"), "archives/in", "dead/in"))
+    sink = ArchiveSink(ArchiveSinkSettings(str(tmp_path / "o"), "archives/in", "dead/in"))
     pipeline = Pipeline("in", "inc", at(tmp_path / "in"), sink, LocalWorkers())
     assert Driver(context, pipeline, DriverOptions()).run() == 1_000
     (tmp_path / "in/b.jsonl").write_bytes(b"{}\n{}\n")

@@ -22,7 +22,7 @@ from tests.support.homes import a_store
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.codec.event_batch import EVENT_SCHEMA
-from tidelog.connectors.archive.sink import FilesSettings, FilesSink
+from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.kafka import reader as kafka_read
 from tidelog.connectors.kafka.client import ClientWatch, open_consumer, place_of
@@ -429,7 +429,7 @@ def test_a_topic_that_was_made_anew_and_outgrew_the_old_one_is_told(
     context = Context(
         a_store(str(tmp_path / "o")), MemoryCatalog(), SystemClock(), RandomIds(), random.Random(1)
     )
-    sink = FilesSink(FilesSettings(str(tmp_path / "o"), "archives/a", "dead/a"))
+    sink = ArchiveSink(ArchiveSinkSettings(str(tmp_path / "o"), "archives/a", "dead/a"))
     pipeline = Pipeline("a", "inc", source, sink, LocalWorkers())
     assert Driver(context, pipeline, DriverOptions()).run() == 10
     broker.delete(topic)

@@ -4,7 +4,7 @@ A writer handles one range of a source partition. Without a parser (a *backup*) 
 into one folder in source order. With one, each goes into the folder that the parser returns. An
 event that the parser, the schema or a restore (``staging``) refuses becomes a dead letter with
 the reason. More dead letters than the configured share stop the range. Several writers may write
-parts of it, so that is decided after all of them (``FilesSink.judge``).
+parts of it, so that is decided after all of them (``ArchiveSink.judge``).
 
 Memory is bounded, whatever the folders. Events wait by folder until there are enough of one for a
 part of a file; if too many wait, all are written. A file is closed when it is large enough, when
@@ -13,9 +13,9 @@ file must be written. A range may write more files of the same folder later. Eve
 maximum number of folders are dead letters, because a path computed from data may be anything.
 
 Names follow Secor:
-``<root>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>``, with the offset of
-the file's first event, so names are unique in an archive. After ranges were set aside
-(``pipeline.lost_ranges``), names get a further part, ``_<names>``, so a repeated range never reuses
+``<root>/g<generation>/<topic>/<folders>/<generation>_<partition>_<offset>.<ext>``, with the offset
+of the file's first event, so names are unique in an archive. After ranges were set aside
+(``pipeline.lost_ranges``), names get a suffix, ``_<suffix>``, so a repeated range never reuses
 the name of a file that was set aside. Topic and partition are escaped like data
 (``codec.parsers.base``), so that every reader lists them and every store accepts them.
 """
@@ -38,7 +38,7 @@ from tidelog.codec.parsers import LayoutSettings, Parser, open_parser, parts_of_
 from tidelog.codec.parsers.base import escaped
 from tidelog.connectors.archive.staging import (
     FolderRows,
-    Put,
+    MakeEntry,
     Spool,
     Uploads,
     accepted,
@@ -66,9 +66,9 @@ from tidelog.store import open_store_here
 from tidelog.store.base import Store, check_mark
 
 __all__ = [
+    "ArchiveSink",
+    "ArchiveSinkSettings",
     "DeadLetters",
-    "FilesSettings",
-    "FilesSink",
     "OpenFile",
 ]
 
@@ -79,7 +79,7 @@ _SPOOL_BYTES = 64 << 20  # of all open files in memory; the rest is on disk
 
 
 @dataclass(frozen=True, slots=True)
-class FilesSettings:
+class ArchiveSinkSettings:
     """How an archive writes its files; plain values."""
 
     store: str  # URL of the store with staging and the archive
@@ -96,14 +96,14 @@ class FilesSettings:
     held_bytes_max: int = 64 << 20  # of waiting events; then all are written
     folders_max: int = RANGE_FOLDERS_MAX
     dead_share_max: float = 0.1
-    names: str = ""  # a further part of all names, after ranges were set aside
+    suffix: str = ""  # of all names, after ranges were set aside
     owner: str = ""  # content of `_owner` in the root, checked before publishing; empty: any
 
 
-class FilesSink:
+class ArchiveSink:
     """Writes the files of one archive. Pickles; opens its store where it is used."""
 
-    def __init__(self, settings: FilesSettings) -> None:
+    def __init__(self, settings: ArchiveSinkSettings) -> None:
         self._settings = settings
         open_format(settings.format, settings.codec, settings.format_settings)
         if settings.parser is not None:
@@ -117,7 +117,7 @@ class FilesSink:
             raise InvalidError(f"archive: dead_share_max is {settings.dead_share_max}: give 0 to 1")
 
     def writer(self, partition: str, staging: str) -> RangeWriter:
-        return FilesWriter(self._settings, self._store(), partition, staging)
+        return ArchiveWriter(self._settings, self._store(), partition, staging)
 
     def publish(self, manifest: Manifest) -> None:
         self._check_owner()
@@ -142,9 +142,9 @@ class FilesSink:
         store = self._store()
         return [file for file in manifest.files if is_published(store, file)]
 
-    def named(self, names: str) -> FilesSink:
+    def with_suffix(self, suffix: str) -> ArchiveSink:
         other = copy(self)
-        other._settings = replace(self._settings, names=names)
+        other._settings = replace(self._settings, suffix=suffix)
         return other
 
     def aside(self, file: FileEntry, name: str) -> str:
@@ -213,10 +213,12 @@ class _Folder:
         return taken
 
 
-class FilesWriter:
+class ArchiveWriter:
     """Stages the files of one range."""
 
-    def __init__(self, settings: FilesSettings, store: Store, partition: str, staging: str) -> None:
+    def __init__(
+        self, settings: ArchiveSinkSettings, store: Store, partition: str, staging: str
+    ) -> None:
         self._settings = settings
         self._partition = partition
         topic, _, name = partition.rpartition("/")
@@ -364,7 +366,7 @@ class FilesWriter:
 
     def _file_name(self, offset: int, extension: str) -> str:
         settings = self._settings
-        further = f"_{settings.names}" if settings.names else ""
+        further = f"_{settings.suffix}" if settings.suffix else ""
         return f"{settings.generation}_{self._name}_{offset:020}{further}{extension}"
 
     def _check_order(self, batch: pa.RecordBatch) -> None:
@@ -377,10 +379,10 @@ class FilesWriter:
         self._last_offset = int(offsets[-1])
 
 
-_: type[Sink] = FilesSink
-_aside: type[AsideSink] = FilesSink
-_judging: type[JudgingSink] = FilesSink
-_copying: type[CopyingSink] = FilesSink
+_: type[Sink] = ArchiveSink
+_aside: type[AsideSink] = ArchiveSink
+_judging: type[JudgingSink] = ArchiveSink
+_copying: type[CopyingSink] = ArchiveSink
 
 
 def _with_own_values(misfits: pa.RecordBatch | None, share: FolderRows) -> pa.RecordBatch | None:
@@ -435,7 +437,7 @@ class OpenFile:
         """Returns the parser's time of the last event; -1 if its path has none."""
         return self._path_ms
 
-    def entry(self, target: str, kind: str, named: int = 0) -> Put:
+    def entry(self, target: str, kind: str, named: int = 0) -> MakeEntry:
         """Returns the manifest entry to record once the file is stored."""
         return lambda staged, size, crc: FileEntry(
             staged=staged,
@@ -496,7 +498,7 @@ class DeadLetters:
         pq.write_table(table, sink, compression="zstd")
         self._uploads.add(sink.getvalue().to_pybytes(), self._entry(table))
 
-    def _entry(self, table: pa.Table) -> Put:
+    def _entry(self, table: pa.Table) -> MakeEntry:
         offsets = table.column("offset")
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         times = pc.min_max(table.column("timestamp").cast(pa.int64())).as_py()

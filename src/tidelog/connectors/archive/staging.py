@@ -52,8 +52,8 @@ from tidelog.tasks import Pool
 __all__ = [
     "CHANGED",
     "FolderRows",
+    "MakeEntry",
     "Portion",
-    "Put",
     "RestorableSink",
     "Spool",
     "Uploads",
@@ -153,7 +153,7 @@ _AT_ONCE = 4
 _BYTES_MAX = 64 << 20  # of waiting files; a larger one goes alone
 
 # Makes the entry of a file from its key, size and crc32c.
-Put = Callable[[str, int, int], FileEntry]
+MakeEntry = Callable[[str, int, int], FileEntry]
 
 
 class Uploads:
@@ -166,7 +166,7 @@ class Uploads:
         self._waiting: deque[tuple[Future[FileEntry], int]] = deque()
         self._files: list[FileEntry] = []
 
-    def add(self, content: bytes, put: Put) -> None:
+    def add(self, content: bytes, make_entry: MakeEntry) -> None:
         """Starts to store a file. May raise errors of earlier files."""
         size = len(content)
         while self._waiting and (
@@ -174,7 +174,7 @@ class Uploads:
         ):
             self._settle()
         key = f"{self._staging}/{len(self._files) + len(self._waiting)}"
-        self._waiting.append((self._pool.submit(self._store_file, key, content, put), size))
+        self._waiting.append((self._pool.submit(self._store_file, key, content, make_entry), size))
 
     def close(self) -> tuple[FileEntry, ...]:
         """Waits until all files are durable, and returns them."""
@@ -189,9 +189,9 @@ class Uploads:
         future, _ = self._waiting.popleft()
         self._files.append(future.result())
 
-    def _store_file(self, key: str, content: bytes, put: Put) -> FileEntry:
+    def _store_file(self, key: str, content: bytes, make_entry: MakeEntry) -> FileEntry:
         put_fresh(self._store, key, content)
-        return put(key, len(content), crc32c.crc32c(content))
+        return make_entry(key, len(content), crc32c.crc32c(content))
 
 
 class Spool:

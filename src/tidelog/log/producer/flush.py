@@ -38,12 +38,12 @@ from tidelog.model.event import Headers, Position, Positions
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Flush", "FlushFailure", "FlushFailures", "FlushPart", "Rest", "SendFuture"]
+__all__ = ["EventFields", "Flush", "FlushFailure", "FlushFailures", "FlushPart", "SendFuture"]
 
 _log = logging.getLogger(__name__)
 
 
-class Rest(NamedTuple):
+class EventFields(NamedTuple):
     """What an event has besides value and time; -1 means "the flush decides" or "none"."""
 
     id: str | None
@@ -55,28 +55,28 @@ class Rest(NamedTuple):
     mark: bytes | None = None  # of the sequence; None: a digest of the event
 
 
-_PLAIN = Rest(None, None, None, (), -1, -1)
+_PLAIN = EventFields(None, None, None, (), -1, -1)
 
 
 class EventBuffer:
     """Events in the order in which they were sent."""
 
-    __slots__ = ("rests", "rows", "times", "values")
+    __slots__ = ("fields", "rows", "times", "values")
 
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
         self.times: list[int] = []
-        self.rests: list[Rest] = []
-        self.rows: list[int] = []  # the event that each rest belongs to
+        self.fields: list[EventFields] = []
+        self.rows: list[int] = []  # the event that each of them belongs to
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def add(self, value: bytes | None, time_ms: int, rest: Rest) -> None:
+    def add(self, value: bytes | None, time_ms: int, fields: EventFields) -> None:
         """Adds one event."""
-        if rest != _PLAIN:
+        if fields != _PLAIN:
             self.rows.append(len(self.values))
-            self.rests.append(rest)
+            self.fields.append(fields)
         self.times.append(time_ms)
         self.values.append(value)
 
@@ -86,41 +86,41 @@ class EventBuffer:
         columns = [self.times, ids, keys, self.values, types, headers]
         return pa.Table.from_batches([batch_of(columns)])
 
-    def places(self, keyless: Callable[[int], int]) -> npt.NDArray[np.int32]:
+    def partitions(self, keyless: Callable[[int], int]) -> npt.NDArray[np.int32]:
         """Returns the partition of each event.
 
         Calls ``keyless`` with the number of events that may go anywhere, if there are any.
         """
-        places = np.full(len(self), -1, np.int32)
-        if self.rests:
-            places[self.rows] = [rest.partition for rest in self.rests]
-        free = places < 0
+        partitions = np.full(len(self), -1, np.int32)
+        if self.fields:
+            partitions[self.rows] = [each.partition for each in self.fields]
+        free = partitions < 0
         count = int(np.count_nonzero(free))
         if count:
-            places[free] = keyless(count)
-        return places
+            partitions[free] = keyless(count)
+        return partitions
 
     def sequences(self) -> list[int]:
         """Returns the sequences of a named producer's events; each has one."""
-        return [rest.sequence for rest in self.rests]
+        return [each.sequence for each in self.fields]
 
     def mark(self, row: int) -> bytes:
         """Returns the mark of one event of a named producer."""
-        rest = self.rests[row]
-        if rest.mark is not None:
-            return rest.mark
-        return event_mark(self.values[row], rest.key, rest.id, rest.type)
+        fields = self.fields[row]
+        if fields.mark is not None:
+            return fields.mark
+        return event_mark(self.values[row], fields.key, fields.id, fields.type)
 
     def _columns(self) -> Sequence[tuple[Any, ...] | None]:
         """Returns ids, keys, types, headers; None for a column that no event has."""
-        if not self.rests:
+        if not self.fields:
             return [None] * 4
-        rests = self.rests
-        if len(rests) < len(self):
-            rests = [_PLAIN] * len(self)
-            for row, rest in zip(self.rows, self.rests, strict=True):
-                rests[row] = rest
-        return list(zip(*rests, strict=True))[:4]
+        fields = self.fields
+        if len(fields) < len(self):
+            fields = [_PLAIN] * len(self)
+            for row, each in zip(self.rows, self.fields, strict=True):
+                fields[row] = each
+        return list(zip(*fields, strict=True))[:4]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Flush:
         self.pending = EventBuffer()
         self.limit = 0  # events fit without further checks up to this many bytes
         self.table: pa.Table | None = None
-        self.places: npt.NDArray[np.int32] | None = None
+        self.partitions: npt.NDArray[np.int32] | None = None
         self.size = 0
         self.number = -1
         self.expected_offset: int | None = None
@@ -157,11 +157,11 @@ class Flush:
 
     @classmethod
     def of_table(
-        cls, topic: str, table: pa.Table, places: npt.NDArray[np.int32], size: int
+        cls, topic: str, table: pa.Table, partitions: npt.NDArray[np.int32], size: int
     ) -> Flush:
         """Returns a flush of events that are already Arrow."""
         flush = cls(topic)
-        flush.table, flush.places, flush.size = table, places, size
+        flush.table, flush.partitions, flush.size = table, partitions, size
         return flush
 
     def __len__(self) -> int:
@@ -172,13 +172,13 @@ class Flush:
         sequences: list[int] | None = None
         pending = self.pending
         if self.table is None:
-            self.places = self.pending.places(keyless)
+            self.partitions = self.pending.partitions(keyless)
             sequences = self.pending.sequences() if named else None
             self.table = self.pending.table()
-        if self.places is None:
-            self.places = np.full(self.table.num_rows, keyless(self.table.num_rows), np.int32)
+        if self.partitions is None:
+            self.partitions = np.full(self.table.num_rows, keyless(self.table.num_rows), np.int32)
         parts = []
-        for partition, table, at in split(self.table, self.places):
+        for partition, table, at in split(self.table, self.partitions):
             if sequences is None:
                 parts.append(FlushPart(partition, table, at, None))
                 continue
@@ -187,11 +187,11 @@ class Flush:
             parts.append(FlushPart(partition, table, at, [sequences[row] for row in rows], mark))
         return parts
 
-    def stored(self, part: FlushPart, base: int) -> None:
+    def note_stored(self, part: FlushPart, base: int) -> None:
         """Notes that a part has its offsets."""
         self._bases.append((part.rows, base))
 
-    def unknown(self, part: FlushPart, error: BaseException) -> None:
+    def note_unknown(self, part: FlushPart, error: BaseException) -> None:
         """Notes that a part may or may not be stored."""
         self._unknown.append((part.rows, error))
 
@@ -228,19 +228,19 @@ class Flush:
         """Returns whether it has ended, successfully or not."""
         return self._done.is_set()
 
-    def settled(self, timeout_s: float | None) -> bool:
+    def wait(self, timeout_s: float | None) -> bool:
         """Waits until it has ended; returns whether it has."""
         return self._done.wait(timeout_s)
 
     def positions(self) -> Positions:
         """Returns the position of each event; offset -1 for one that is not stored."""
         if self._positions is None:
-            count = len(self.places) if self.places is not None else 0
+            count = len(self.partitions) if self.partitions is not None else 0
             offsets = np.full(count, -1, np.int64)
             for rows, base in self._bases:
                 offsets[rows] = np.arange(base, base + len(rows))
-            places = self.places if self.places is not None else np.empty(0, np.int32)
-            self._positions = Positions(self.topic, places, offsets)
+            partitions = self.partitions if self.partitions is not None else np.empty(0, np.int32)
+            self._positions = Positions(self.topic, partitions, offsets)
         return self._positions
 
     def unknown_rows(self) -> npt.NDArray[np.bool_]:
@@ -307,7 +307,7 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         0
         """
         flush = self.flush
-        if not flush.settled(timeout_s):
+        if not flush.wait(timeout_s):
             raise UnknownOutcomeError(
                 f"append to `{flush.topic}`: not durable after {timeout_s} s, and still under way: "
                 "wait longer"

@@ -80,10 +80,10 @@ def append_once(
     table = table_of(events, context.clock.now_ms())
     check_events(table, context.settings.event_bytes_max, own=own)
     request = _Request(context, topic, key, _first_sequence(events))
-    places = partitions_for(table.column("key"), topic.partitions, request.own)
+    partitions = partitions_for(table.column("key"), topic.partitions, request.own)
     parts = [
         FlushPart(partition, part, rows, (request.first + rows).tolist())
-        for partition, part, rows in split(table, places)
+        for partition, part, rows in split(table, partitions)
     ]
     offsets = np.full(len(events), -1, np.int64)
     missing = []
@@ -94,7 +94,7 @@ def append_once(
             missing.append(part)
         else:
             offsets[part.rows] = np.arange(base, base + len(part.rows))
-    positions = Positions(topic.name, places, offsets)
+    positions = Positions(topic.name, partitions, offsets)
     done = 0
     try:
         for part, base in request.store(missing):

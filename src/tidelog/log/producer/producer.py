@@ -24,7 +24,7 @@ from tidelog.errors import AlreadyExistsError, InvalidError, TidelogError, Unkno
 from tidelog.log.partitioner import partitions_for
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.append_plan import event_mark
-from tidelog.log.producer.flush import Flush, FlushPart, Rest, SendFuture
+from tidelog.log.producer.flush import EventFields, Flush, FlushPart, SendFuture
 from tidelog.log.producer.uploader import UPLOADS, Uploader
 from tidelog.model import limits
 from tidelog.model.event import Event, Positions, check_event, check_timestamp, headers_of
@@ -107,7 +107,7 @@ class Producer:
         ...     producer.is_stored(0)
         False
         """
-        before = self._before.get(self._place(key, sequence)[0])
+        before = self._before.get(self._partition_and_sequence(key, sequence)[0])
         return before is not None and sequence <= before.last
 
     def marks(self) -> dict[int, bytes]:
@@ -171,15 +171,15 @@ class Producer:
             self._check_given(mark)
         with self._uploader.lock:
             if sequence is not None:
-                partition, number = self._place(key, sequence)
+                partition, number = self._partition_and_sequence(key, sequence)
                 known = self._repeated(partition, number)
                 if known is not None:
                     self._check_mark(event, partition, number, mark)
                     return known
             self._make_room(size)  # waits without the lock, so sequences come after it
-            partition, number = self._place(key, sequence)
-            rest = Rest(id, key, type, event.headers, partition, number, mark)
-            return self._enter(value, time_ms, rest, size)
+            partition, number = self._partition_and_sequence(key, sequence)
+            fields = EventFields(id, key, type, event.headers, partition, number, mark)
+            return self._enter(value, time_ms, fields, size)
 
     def send_json(
         self, value: object, key: bytes | None = None, *, id: str | None = None
@@ -278,7 +278,7 @@ class Producer:
         now_s = self._context.clock.monotonic_s
         end_s = None if timeout_s is None else now_s() + timeout_s
         for flush in waiting:
-            if not flush.settled(None if end_s is None else max(0.0, end_s - now_s())):
+            if not flush.wait(None if end_s is None else max(0.0, end_s - now_s())):
                 raise UnknownOutcomeError(
                     f"flush of `{self._topic.name}`: not durable after {timeout_s} s, and still "
                     "under way: wait longer"
@@ -315,7 +315,7 @@ class Producer:
 
     # The buffer.
 
-    def _place(self, key: bytes | None, sequence: int | None) -> tuple[int, int]:
+    def _partition_and_sequence(self, key: bytes | None, sequence: int | None) -> tuple[int, int]:
         """Returns the partition and sequence of an event; -1 for "the flush decides" and "none"."""
         partitions = self._topic.partitions
         if not self._named:
@@ -346,9 +346,9 @@ class Producer:
                 )
             )
         else:
-            flush.places = np.array([partition], np.int32)
+            flush.partitions = np.array([partition], np.int32)
             part = FlushPart(partition, None, np.zeros(1, np.int64), None)
-            flush.stored(part, offset)
+            flush.note_stored(part, offset)
             flush.finish()
         return SendFuture(flush, 0)
 
@@ -372,13 +372,15 @@ class Producer:
                 "another name, or send the same events as before"
             )
 
-    def _enter(self, value: bytes | None, time_ms: int, rest: Rest, size: int) -> SendFuture:
+    def _enter(
+        self, value: bytes | None, time_ms: int, fields: EventFields, size: int
+    ) -> SendFuture:
         """Puts one event into the open flush. The lock must be held since there was room."""
         if self._named:
-            self._check_sequence(rest)
+            self._check_sequence(fields)
         flush = self._open
         index = len(flush.pending)
-        flush.pending.add(value, time_ms, rest)
+        flush.pending.add(value, time_ms, fields)
         flush.size += size
         if flush.size >= self._context.settings.segment_bytes or index >= _EVENTS_LAST:
             self._seal()
@@ -389,8 +391,8 @@ class Producer:
             flush.limit = min(self._context.settings.segment_bytes, _PLAIN_BYTES_MAX, room)
         return SendFuture(flush, index)
 
-    def _check_sequence(self, rest: Rest) -> None:
-        partition, sequence = rest.partition, rest.sequence
+    def _check_sequence(self, fields: EventFields) -> None:
+        partition, sequence = fields.partition, fields.sequence
         if sequence <= self._sent.get(partition, -1):
             raise InvalidError(
                 f"send: sequence {sequence} comes after {self._sent[partition]}: "
@@ -463,10 +465,10 @@ class Producer:
         if partition is None:
             keys = table.column("key")
             keyless = self._uploader.keyless.next(keys.null_count) if keys.null_count else 0
-            places = partitions_for(keys, self._topic.partitions, keyless)
+            partitions = partitions_for(keys, self._topic.partitions, keyless)
         else:
-            places = np.full(table.num_rows, partition, np.int32)
-        return Flush.of_table(self._topic.name, table, places, batch_bytes(table))
+            partitions = np.full(table.num_rows, partition, np.int32)
+        return Flush.of_table(self._topic.name, table, partitions, batch_bytes(table))
 
     def _submit(self, flush: Flush) -> None:
         with self._uploader.state:
@@ -479,7 +481,7 @@ class Producer:
         error: BaseException | None = None
         unknown: BaseException | None = None
         for flush in flushes:
-            flush.settled(None)
+            flush.wait(None)
             error = error or flush.error
             unknown = unknown or flush.unknown_error()
         positions = Positions.joined(self._topic.name, [f.positions() for f in flushes])

@@ -92,13 +92,13 @@ class Collector:
         self._waiting: list[Located] = []
         self._bytes = self._events = 0
 
-    def add(self, table: pa.Table, places: npt.NDArray[np.int32] | None) -> Iterator[Located]:
+    def add(self, table: pa.Table, partitions: npt.NDArray[np.int32] | None) -> Iterator[Located]:
         """Adds events, all with partitions or all without; yields what is enough for a segment."""
         for first in range(0, table.num_rows, SEGMENT_EVENTS_MAX):
             part = table.slice(first, SEGMENT_EVENTS_MAX)
             if self._events + part.num_rows > SEGMENT_EVENTS_MAX:
                 yield from self.rest()
-            given = None if places is None else places[first : first + SEGMENT_EVENTS_MAX]
+            given = None if partitions is None else partitions[first : first + SEGMENT_EVENTS_MAX]
             self._waiting.append((part, given))
             self._bytes += batch_bytes(part)
             self._events += part.num_rows
@@ -109,7 +109,7 @@ class Collector:
         """Yields the rest as one table."""
         if self._waiting:
             table = pa.concat_tables([table for table, _ in self._waiting]).combine_chunks()
-            given = [places for _, places in self._waiting if places is not None]
+            given = [partitions for _, partitions in self._waiting if partitions is not None]
             self._waiting, self._bytes, self._events = [], 0, 0
             yield table, np.concatenate(given) if given else None
 

@@ -155,9 +155,9 @@ class Uploader:
             except BaseException as exc:
                 known = isinstance(exc, TidelogError) and not isinstance(exc, UnknownOutcomeError)
                 if not known:  # an error of another kind may have occurred anywhere
-                    flush.unknown(part, exc)
+                    flush.note_unknown(part, exc)
                 raise
-            flush.stored(part, base)
+            flush.note_stored(part, base)
             return moved
 
         pairs = list(zip(parts, stored.segment.pieces, strict=True))
