@@ -298,6 +298,34 @@ def test_a_long_poll_and_a_tail_pass_over_what_was_erased(served: Served) -> Non
     assert [event["offset"] for _, event in found] == [0, 1, 2, 3, 4, 10]
 
 
+def test_tail_that_starts_after_a_delete_joins_no_older_read(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tidelog.server.api.tail as tail
+
+    served.post([{"value": "deleted", "id": "a"}, {"value": "kept", "id": "b"}])
+    read, began, release = tail.read_page, threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> Any:
+        page = read(*given)
+        if given[-1] > 1 and not began.is_set():
+            began.set()
+            assert release.wait(60)
+        return page
+
+    monkeypatch.setattr(tail, "read_page", slow)
+    earliest = {"params": {"from": "earliest"}, "timeout": 30}
+    with served.client.stream("GET", "/topics/t/tail", **earliest):
+        try:
+            assert began.wait(60)
+            assert served.client.delete("/topics/t/ids/a").status_code == 200
+            with served.client.stream("GET", "/topics/t/tail", **earliest) as later:
+                data = (line for line in later.iter_lines() if line.startswith("data"))
+                assert '"kept"' in next(data)
+        finally:
+            release.set()
+
+
 def test_a_tail_of_a_topic_that_is_deleted_ends_with_an_error(served: Served) -> None:
     with served.client.stream("GET", "/topics/t/tail") as answer:
         threading.Timer(0.2, served.home.delete_topic, ("t",)).start()

@@ -82,6 +82,7 @@ class Tails(EventHandlers):
         """Yields new events page by page, and a comment now and then while there are none."""
         context = self._home.context
         spoke_s = context.clock.monotonic_s()
+        since = self._shared.mark()
         going = look = True
         while going:
             changed = []
@@ -89,7 +90,9 @@ class Tails(EventHandlers):
                 ends = await self._shared.ends(topic, frozenset(cursors))
                 changed = _changed(ends, cursors)
             for partition in changed:
-                frames, count, following = await self._shared.frames(topic, partition, cursors)
+                frames, count, following = await self._shared.frames(
+                    topic, partition, cursors, since
+                )
                 self._check(admission)
                 if count:
                     yield frames
@@ -114,7 +117,8 @@ class _SharedReads:
         self._context = context
         self._threads = threads
         self._ends: dict[object, asyncio.Task[Ends]] = {}  # that have not begun
-        self._pages: dict[object, asyncio.Task[Page]] = {}  # under way
+        self._begun = 0  # reads of pages
+        self._pages: dict[object, tuple[int, asyncio.Task[Page]]] = {}  # under way, by number
         self._frames: dict[object, asyncio.Task[Frames]] = {}  # the same
 
     async def ends(self, topic: Topic, partitions: frozenset[int]) -> Ends:
@@ -132,30 +136,44 @@ class _SharedReads:
             task.add_done_callback(_note_failure)
         return await asyncio.shield(task)
 
-    async def page(self, topic: Topic, partition: int, offset: int) -> Page:
-        """Returns a page from an offset on, which may be a read that another tail has begun."""
+    def mark(self) -> int:
+        """Returns the number of reads so far. A tail that starts now joins none of them."""
+        return self._begun
+
+    async def page(self, topic: Topic, partition: int, offset: int, since: int) -> Page:
+        """Returns a page from an offset on, which may be a read that another tail has begun.
+
+        Joins only reads that began after ``since``, the mark of when the tail started: an older one
+        may hold an event that was deleted before.
+        """
         key = (topic.incarnation, partition, offset)
+        self._begun += 1
+        number = self._begun
 
         async def read() -> Page:
             wanted = (self._context, topic, partition, offset, _AT_ONCE)
             try:
                 return await self._threads.run(read_page, *wanted)
             finally:
-                self._pages.pop(key, None)
+                if self._pages.get(key, (0,))[0] == number:
+                    del self._pages[key]
 
-        task = self._pages.get(key)
-        if task is None:
-            task = self._pages[key] = asyncio.create_task(read())
+        begun, task = self._pages.get(key, (0, None))
+        if task is None or begun <= since:
+            task = asyncio.create_task(read())
+            self._pages[key] = (number, task)
             task.add_done_callback(_note_failure)
         return await asyncio.shield(task)
 
-    async def frames(self, topic: Topic, partition: int, cursors: dict[int, int]) -> Frames:
+    async def frames(
+        self, topic: Topic, partition: int, cursors: dict[int, int], since: int
+    ) -> Frames:
         """Returns the frames of the next page.
 
         Tails that share a large page and are at the same place share its frames, which a thread
         makes: a hundred of them would take memory and hold the loop.
         """
-        page = await self.page(topic, partition, cursors[partition])
+        page = await self.page(topic, partition, cursors[partition], since)
         if len(page.lines) <= PIECE_BYTES:
             return _frames_of(cursors, partition, page)
         key = (id(page), _spell(cursors))
