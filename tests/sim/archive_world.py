@@ -249,6 +249,9 @@ class ArchivesWorld(ArchivesHome):
             self.drive(home, "day", number, accept_loss=self.chance(0.5))
             promote(home.context, "day")
             self.done.promoted += 1
+            if self.chance(0.4):
+                rollback(home.context, "day", generation=archive.generation)
+                self.done.rolled_back += 1
 
     def replay(self) -> None:
         home = self.home()
