@@ -265,7 +265,7 @@ class MaintenanceCalls(ABC):
     def delete(
         self, topic: str, ids: str | Iterable[str], *, why: str = "", who: str | None = None
     ) -> DeleteResult:
-        """Delete all events that have one of these ids, for good, from a topic and its archives.
+        """Hide all events that have one of these ids from readers; their bytes go later.
 
         No reader that starts after this returned sees them. Maintenance removes their bytes from
         the topic and from files of archives; ``erase`` does so at once, and proves it. For a single

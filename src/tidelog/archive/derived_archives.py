@@ -32,7 +32,6 @@ __all__ = [
     "archives_above",
     "archives_of",
     "copies_of",
-    "generations_of",
     "held_offsets",
     "is_line_of",
     "is_same_event",
@@ -80,11 +79,6 @@ def archives_of(context: Context, topic: Topic) -> list[tuple[Archive, int]]:
     An archive comes before those made of it, and its live generation before one that is filled from
     it: what was removed from the first is not in what the second reads later.
     """
-    return generations_of(context, topic)
-
-
-def generations_of(context: Context, topic: Topic) -> list[tuple[Archive, int]]:
-    """Returns the same, from the catalog."""
     archives = [archive for archive in scan_archives(context) if archive.state == "ready"]
     named = {archive.name: archive for archive in archives}
 

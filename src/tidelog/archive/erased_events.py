@@ -36,7 +36,7 @@ from tidelog.archive.derived_archives import (
     Copy,
     Line,
     archives_above,
-    generations_of,
+    archives_of,
     is_line_of,
     is_same_event,
     line_of,
@@ -210,9 +210,7 @@ class ErasedBefore:
         for topic in list_topics(self.context):
             if topic.name != name or not is_line_of(own, topic):
                 continue
-            made = {
-                (each.incarnation, number) for each, number in generations_of(self.context, topic)
-            }
+            made = {(each.incarnation, number) for each, number in archives_of(self.context, topic)}
             if (self.archive.incarnation, self.generation) not in made:
                 continue
             number = own.partition.rpartition("/")[2]

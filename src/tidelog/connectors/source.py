@@ -3,6 +3,23 @@
 A position is text that only its source understands: an offset for Kafka and for topics, another
 format elsewhere. It says where to resume, so the position after the last event of a range is the
 start of the next range.
+
+Every source implements :class:`Source`. The others say what only some sources can do; what uses
+them asks with ``isinstance``. Whatever wraps a source passes on those in ``OPTIONAL``.
+
+    BranchingSource    partitions end and others follow them (Kinesis): their order
+    CompletingSource   it adds what other pipelines missed (a sweep of Scylla)
+    DividingSource     several tasks may read one range (Kafka, topics, archives)
+    ExplainingSource   it knows why an offset has no event: for the account
+    GroupSource        positions are published as a consumer group's offsets (Kafka)
+    KnowsEnds          it says where a deleted partition ended: for the gap
+    ProbingSource      ends are times, so only a look shows whether an event waits
+    RowSource          it reads the row that a change belongs to (Scylla)
+    SkippingSource     it does not read everything that is there: for the status
+    SparseSource       large gaps between offsets: where the next event is
+    TimedSource        positions are times (Scylla): where a range ends before an event
+    TrackingSource     partitions are recognized by what was read of them (files)
+    VanishingSource    partitions may be gone without an error (patterns, files)
 """
 
 from __future__ import annotations
