@@ -14,8 +14,8 @@ from tidelog.archive.archive import find_archive
 from tidelog.catalog.base import Put
 from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof import Proof
+from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.erasure.topic_copies import copies_of_topic
 from tidelog.maintenance.turn import carry_out
 from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row
@@ -79,7 +79,7 @@ def test_proof_follows_copies_of_copies_and_their_archives(shell: Shell) -> None
     shell("archive", "run", "b", "--no-spark")
     assert [
         each.topic.name
-        for each in copies_of_topic(shell.made.context, shell.made.topic("t")).topics
+        for each in TopicScope(shell.made.context, shell.made.topic("t")).copies().topics
     ] == [
         "copy",
         "far",

@@ -42,6 +42,7 @@ from tidelog.coordination.pipeline_rows import Replays, read_partitions, read_pr
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure import proof_search as proof
 from tidelog.erasure import rewrite as erase
+from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import _ProofSearch
 from tidelog.erasure.topic_copies import Copies
 from tidelog.errors import TidelogError
@@ -379,13 +380,19 @@ def _erasure_counts_nothing(patch: Patch) -> None:
 
 def _erasure_leaves_kept_generations_out(patch: Patch) -> None:
     """Erasure and proof look at live generations alone."""
-    for module in (archived, erase, erasure, proof):
+    for module in (archived, erase, erasure):
         of = module.reachable_archives_of
 
         def live(home: Any, topic: Any, of: Any = of) -> Any:
             return [each for each in of(home, topic) if each[1] == each[0].generation]
 
         patch.setattr(module, "reachable_archives_of", live)
+    every = TopicScope.reachable
+    patch.setattr(
+        TopicScope,
+        "reachable",
+        lambda scope: [each for each in every(scope) if each[1] == each[0].generation],
+    )
 
 
 def _proof_does_not_look_at_staging(patch: Patch) -> None:
@@ -474,7 +481,7 @@ def _journal_keeps_trimmed_events(patch: Patch) -> None:
 
 def _proof_passes_over_copies(patch: Patch) -> None:
     """A proof does not search topics that events were copied into."""
-    patch.setattr(proof, "copies_of_topic", lambda home, topic: Copies())
+    patch.setattr(TopicScope, "copies", lambda scope: Copies())
 
 
 BUGS: Mapping[str, Bug] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidelog.erasure.proof_search import _ProofSearch
+from tidelog.erasure.proof_objects import ObjectSearch
 from tidelog.erasure.rewrite import EraseLane
 from tidelog.log.maintenance import sweep as log_sweep
 from tidelog.log.producer.append import Appender
@@ -45,13 +45,13 @@ def killed_writes_stay(patch: Patch) -> None:
 
 def proof_passes_over_spark(patch: Patch) -> None:
     """A proof does not search what tasks of Spark have staged."""
-    loose = _ProofSearch._loose
+    loose = ObjectSearch.loose
 
     def other(self: Any, key: str, *rest: Any) -> None:
         if "/sinks/" not in key:
             loose(self, key, *rest)
 
-    patch.setattr(_ProofSearch, "_loose", other)
+    patch.setattr(ObjectSearch, "loose", other)
 
 
 def files_of_older_contents(patch: Patch) -> None:

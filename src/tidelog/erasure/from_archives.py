@@ -63,17 +63,19 @@ from tidelog.coordination.audit import (
     read_records,
 )
 from tidelog.coordination.outcome import SentWrites
-from tidelog.coordination.pipeline_rows import read_intent, read_partitions
+from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.coordination.trusted_time import latest_now_ms
 from tidelog.erasure import proof_places
 from tidelog.erasure.matcher import EventMatcher
-from tidelog.erasure.proof_places import files_named_by_events, owners_of, redact_reasons
+from tidelog.erasure.proof_places import files_named_by_events, redact_reasons
+from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_archive
 from tidelog.erasure.search import (
     FoundEvent,
     Place,
     check_trimmed,
     matcher_of,
+    ranges_under_way,
     search_aside,
     search_generation,
     search_strays,
@@ -166,7 +168,7 @@ def delete_events(context: Context, amender: Amender, ids: Collection[str]) -> D
         sent.any |= bool(trimmed.events)
         if trimmed.found and wanted:  # a restore may have copied them before the ledger had them
             events += amender.delete(wanted).events
-        redact_reasons(context, owners_of(context, topic), sought.deletions)
+        redact_reasons(context, TopicScope(context, topic).owners(), sought.deletions)
     missing = tuple(each for each in amended.missing if each not in trimmed.ids)
     return DeleteResult(events, trimmed.events, missing=missing, unseen=trimmed.unseen)
 
@@ -187,7 +189,7 @@ def delete_key(
         if trimmed.found:  # as above
             events += amender.delete_key(key, progress).events
         sought = matcher_of((), key)
-        redact_reasons(context, owners_of(context, topic), sought.deletions)
+        redact_reasons(context, TopicScope(context, topic).owners(), sought.deletions)
     return DeleteResult(events, trimmed.events, unseen=trimmed.unseen)
 
 
@@ -428,9 +430,10 @@ def erase_archived(
 
 def _unfinished(context: Context, archive: Archive) -> Iterator[str]:
     """Waits for ranges that have read their source; yields messages about those that go on."""
-    left = _ranges_under_way(context, archive)
+    pipelines = list(map(archive.pipeline, archive.in_state("live", "building")))
+    left = ranges_under_way(context, pipelines)
     for _ in looks(context.clock, _WAIT_S, _LOOK_S) if left else ():
-        left &= _ranges_under_way(context, archive)
+        left &= ranges_under_way(context, pipelines)
         if not left:
             break
     for partition in sorted({partition for _, partition, _, _ in left}):
@@ -438,17 +441,6 @@ def _unfinished(context: Context, archive: Archive) -> Iterator[str]:
             f"archive `{archive.name}`: a range of `{partition}` is under way that may hold such "
             "events: run the archive, then erase again"
         )
-
-
-def _ranges_under_way(context: Context, archive: Archive) -> set[tuple[str, str, str, int]]:
-    """Returns the ranges that drivers read or have read: pipeline, partition, start and time."""
-    found: set[tuple[str, str, str, int]] = set()
-    for pipeline in map(archive.pipeline, archive.in_state("live", "building")):
-        for partition in read_partitions(context, pipeline):
-            intent = read_intent(context, pipeline, partition)
-            ranges = () if intent is None else filter(None, (intent, intent.ahead))
-            found |= {(pipeline, partition, each.start, each.began_ms) for each in ranges}
-    return found
 
 
 def _left(context: Context, archive: Archive, sought: EventMatcher) -> Iterator[str]:

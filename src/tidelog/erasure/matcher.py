@@ -50,6 +50,7 @@ class EventMatcher:
     """Ids and keys, and the places where events that had them were deleted."""
 
     deletions: Deletions
+    by_offset: bool = True  # whether events above all offsets that a delete found are newer
 
     def rows(self, batch: pa.RecordBatch, *, later: bool = True) -> dict[int, list[Places]]:
         """Returns the rows of a batch with one of the ids or keys, and where those were deleted.
@@ -110,10 +111,13 @@ class EventMatcher:
 
         ``places`` belong to ids and keys whose erasure is not before the event; without any, it is
         another event. The producer sets its time, which may be wrong. So it is also another event
-        if it is above all offsets where the same id or key was deleted in its partition.
+        if it is above all offsets where the same id or key was deleted in its partition, unless
+        others may have been read then (``by_offset``).
         """
         if offset in self.deletions.all.get(partition, ()):
             return "deleted"
+        if not self.by_offset:
+            return "alive" if places else "another"
         gone = [each.get(partition) for each in places]
         return "another" if all(each and offset > max(each) for each in gone) else "alive"
 

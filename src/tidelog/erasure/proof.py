@@ -1,9 +1,10 @@
 """The proof of an erasure: what was searched, what was found, and the verdict.
 
-A proof can be saved to a file for an auditor. The file is JSON: everything a proof knows, with
-hashes of the ids and keys in place of the erased names, and a SHA-256 over all of it.
-``Home.erase`` writes that hash to the topic's audit, so a file can be compared with the home that
-it is about. The hash in the file detects damage; the one in the audit detects forgery.
+A proof is about events of a topic, or of an archive without topic. It can be saved to a file for an
+auditor. The file is JSON: everything a proof knows, with hashes of the ids and keys in place of the
+erased names, and a SHA-256 over all of it. ``Home.erase`` writes that hash to the topic's audit and
+``ArchiveHandle.erase`` to the archive's, so a file can be compared with the home that it is about.
+The hash in the file detects damage; the one in the audit detects forgery.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class SearchedPlace:
 class Proof:
     """What was searched, and what was found."""
 
-    topic: str
+    topic: str  # empty if it is about an archive
     incarnation: str = ""
     ids: tuple[str, ...] = ()  # hashes: the proof must not keep what was erased
     keys: tuple[str, ...] = ()
@@ -76,7 +77,17 @@ class Proof:
     places: list[SearchedPlace] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
     out_of_reach: list[str] = field(default_factory=list)  # may hold them; not searched
-    deleted: DeleteResult | None = None  # what ``Home.erase`` deleted before the search
+    deleted: DeleteResult | None = None  # what an erasure deleted before the search
+    archive: str = ""  # if it is about events that no topic had
+
+    @property
+    def subject(self) -> str:
+        """Returns what it is about, as messages name it.
+
+        >>> home.prove_erased("orders", ids=["order-1"]).subject
+        'topic `orders`'
+        """
+        return f"archive `{self.archive}`" if self.archive else f"topic `{self.topic}`"
 
     @property
     def is_erased(self) -> bool:
@@ -183,9 +194,11 @@ class Proof:
         if self.deleted is not None:
             deleted = asdict(self.deleted) | {"missing": [*map(_mark_once, self.deleted.missing)]}
         values = {name: getattr(self, name) for name in _PLAIN}
+        about = {"archive": self.archive} if self.archive else {"topic": self.topic}
         return {
             "format": _FORMAT,
             "verdict": self.verdict,
+            **about,
             **values,
             "searched_at": to_iso(self.searched_ms),
             "places": [asdict(each) for each in self.places],
@@ -195,7 +208,6 @@ class Proof:
 
 
 _PLAIN = (
-    "topic",
     "incarnation",
     "ids",
     "keys",
@@ -212,7 +224,6 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: str
     verdict: Verdict
-    topic: str
     incarnation: str
     ids: tuple[str, ...]
     keys: tuple[str, ...]
@@ -226,10 +237,12 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     traces: list[Trace]
     deleted: DeleteResult | None
     sha256: str
+    topic: str = ""  # or else an archive
+    archive: str = ""
 
     def proof(self) -> Proof:
         """Returns the proof; the ids that a delete did not find stay hashes."""
-        values = {name: getattr(self, name) for name in _PLAIN}
+        values = {name: getattr(self, name) for name in ("topic", "archive", *_PLAIN)}
         return Proof(**values, places=self.places, traces=self.traces, deleted=self.deleted)
 
 
@@ -243,10 +256,10 @@ def _canonical(content: dict[str, Any]) -> bytes:
     return msgspec.json.encode(content, order="sorted")
 
 
-def record_proof(context: Context, topic: Owner, proof: Proof, why: Why) -> None:
-    """Writes who proved what, with the proof's hash, to the audit of its topic."""
-    if topic.incarnation != proof.incarnation:
-        raise InvalidError(f"proof: is about another topic `{proof.topic}`, which was deleted")
+def record_proof(context: Context, owner: Owner, proof: Proof, why: Why) -> None:
+    """Writes who proved what, with the proof's hash, to the audit of its topic or archive."""
+    if owner.incarnation != proof.incarnation:
+        raise InvalidError(f"proof: is about another {proof.subject}, which was deleted")
     by_id = [
         ("", proof.ids[first : first + _MARKS_MAX])
         for first in range(0, len(proof.ids), _MARKS_MAX)
@@ -264,10 +277,10 @@ def record_proof(context: Context, topic: Owner, proof: Proof, why: Why) -> None
             key=key,
             proof=AuditedProof(proof.verdict, proof.sha256, ids),
         )
-        put_record(context, topic, record)
+        put_record(context, owner, record)
 
 
-def is_recorded(context: Context, topic: Owner, proof: Proof) -> bool:
-    """Returns whether the audit of the topic has the hash of this proof."""
-    found = (each.proof for each in read_audit(context, topic))
+def is_recorded(context: Context, owner: Owner, proof: Proof) -> bool:
+    """Returns whether the audit of the topic or archive has the hash of this proof."""
+    found = (each.proof for each in read_audit(context, owner))
     return any(each is not None and each.sha256 == proof.sha256 for each in found)

@@ -36,12 +36,11 @@ import msgspec
 import numpy as np
 
 from tidelog.archive.archive import list_archives
-from tidelog.archive.derived_archives import Line, archives_of
+from tidelog.archive.derived_archives import Line
 from tidelog.archive.erased_events import Deletions
 from tidelog.archive.roots import removed_archives
 from tidelog.clock import Clock, looks
 from tidelog.connectors.by_url import StoreFolder, folders_of, pipelines_of
-from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.audit import Owner, put_record, read_records
 from tidelog.coordination.jobs import Keeper, read_jobs
@@ -56,13 +55,13 @@ from tidelog.coordination.pipeline_rows import (
 )
 from tidelog.erasure.known_objects import DELTA, ICEBERG, folder_values
 from tidelog.erasure.matcher import EventMatcher
+from tidelog.erasure.proof_scope import ProofScope
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import FileEntry, Manifest
-from tidelog.model.topic import Topic
 from tidelog.pipeline.failures import read_failures, remove_failures
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import Store, Upload
@@ -81,7 +80,6 @@ __all__ = [
     "files_named_by_events",
     "is_named_by_events",
     "lasting_uploads",
-    "owners_of",
     "places_of_files",
     "quoted_errors",
     "quoting_rows",
@@ -100,8 +98,8 @@ STAGED = (
 STAGED_REPLAY = STAGED.replace("its archive or pump", "`tidelog archive dead NAME --replay`")
 DELETE = "no sweep removes it: look at it, then delete it"
 ASIDE = (
-    "run `tidelog delete {topic} ID --prove`, or `tidelog archive erase`; a file of a generation "
-    "that the archive no longer has: copy what you still need of it, then delete it"
+    "run `{delete} --prove`; a file of a generation that the archive no longer has: copy what you "
+    "still need of it, then delete it"
 )
 REBUILD = (
     "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
@@ -210,54 +208,50 @@ class _ShownError:
     where: str
     text: str
     do: str
+    pipeline: str = ""  # empty: any
     partition: str = ""  # of the source; empty: all
     quotes: str = "any"  # as in ``DriverFailure``
     position: str = ""  # what is before it is committed; empty: unknown
 
-    def may_quote(self, topic: Topic, sought: EventMatcher) -> bool:
-        """Returns whether it may quote an event that had one of the ids or keys."""
-        number = SourcePartition.named(self.partition).number_in(topic.name)
-        if self.partition and number is None:
-            return False  # of another topic
-        numbers = range(topic.partitions) if number is None else [number]
-        offsets = {offset for each in numbers for offset in sought.offsets(each)}
+    def may_quote(self, offsets: Collection[int] | None) -> bool:
+        """Returns whether it may quote an event at one of these offsets; None: any event."""
+        if offsets is None:
+            return bool(self.quotes)
         if self.quotes != "any":
             return bool(self.quotes) and int(self.quotes) in offsets
         begin = int(self.position) if self.position.isdecimal() else 0
         return any(offset >= begin for offset in offsets)
 
 
-def quoted_errors(
-    context: Context, topic: Topic, sought: EventMatcher
-) -> Iterator[tuple[str, str, str]]:
+def quoted_errors(scope: ProofScope, sought: EventMatcher) -> Iterator[tuple[str, str, str]]:
     """Yields rows whose errors quote erased events, or may: where, what, and what deletes it.
 
-    Covers the topic's archives, pipelines, keepers, which may run any of them, and jobs.
+    Covers the archives and pipelines of a scope, keepers, which may run any of them, and jobs.
     """
-    errors = (*_failures(context, topic), *_keeper_errors(context, topic), *_job_texts(context))
-    for error in errors:
+    for error in (*_failures(scope), *_keeper_errors(scope), *_job_texts(scope.context)):
         if sought.in_any_text(error.text.encode()):
             yield error.where, "quotes one of them in an error", error.do
-        elif error.may_quote(topic, sought):
+        elif error.may_quote(scope.quoted(error.pipeline, error.partition, sought)):
             yield error.where, "may quote one of them in an error", error.do
 
 
-def _failures(context: Context, topic: Topic) -> Iterator[_ShownError]:
-    own = [archive.pipeline(number) for archive, number in archives_of(context, topic)]
+def _failures(scope: ProofScope) -> Iterator[_ShownError]:
+    context = scope.context
+    own = [archive.pipeline(number) for archive, number in scope.generations()]
     pipelines = [each for pipeline in own for each in (pipeline, replay_pipeline(pipeline))]
-    for pipeline in (*pipelines, *(named.incarnation for named in list_pipelines(context))):
+    for pipeline in (*pipelines, *(named.incarnation for named in scope.pipelines())):
         for partition, failure in read_failures(context, pipeline).items():
             where = f"{layout.pipeline_members(pipeline)} · {layout.failure_row(partition)}"
             head = read_progress(context, pipeline, partition) if partition else None
             position = "" if head is None else head.position
-            quotes = failure.quotes
-            yield _ShownError(where, failure.message, _FAILURE, partition, quotes, position)
+            place = (pipeline, partition)
+            yield _ShownError(where, failure.message, _FAILURE, *place, failure.quotes, position)
 
 
-def _keeper_errors(context: Context, topic: Topic) -> Iterator[_ShownError]:
-    own = {f"archive {archive.name}" for archive, _ in archives_of(context, topic)}
-    own |= {f"pump {named.name}" for named in list_pipelines(context)}
-    for row in context.catalog.scan(layout.KEEPERS, layout.keeper_row(""), "keeper0"):
+def _keeper_errors(scope: ProofScope) -> Iterator[_ShownError]:
+    own = {f"archive {name}" for name in scope.archives()}
+    own |= {f"pump {named.name}" for named in scope.pipelines()}
+    for row in scope.context.catalog.scan(layout.KEEPERS, layout.keeper_row(""), "keeper0"):
         keeper = decode_row(row.value, Keeper, f"keeper row `{row.row}`")
         for part in keeper.parts:
             fails = part.error and part.name in own and part.state in ("failed", "running")
@@ -293,12 +287,12 @@ def lasting_uploads(store: Store, clock: Clock) -> Iterator[Upload]:
     yield from under_way.values()
 
 
-def explained_places(context: Context, topic: Topic, store: Store) -> tuple[str, ...]:
+def explained_places(scope: ProofScope, store: Store) -> tuple[str, ...]:
     """Returns the prefixes of keys that belong to other topics, archives or pipelines."""
-    at = context.store.url
-    own = {archive.name for archive, _ in archives_of(context, topic)}
+    context = scope.context
+    at, own, topics = context.store.url, scope.archives(), scope.incarnations
     found = [StoreFolder(at, layout.HOME_OBJECT), StoreFolder(at, layout.probe(""))]
-    others = (each for each in list_topics(context) if each.incarnation != topic.incarnation)
+    others = (each for each in list_topics(context) if each.incarnation not in topics)
     found += [StoreFolder(at, f"topics/{each.incarnation}/") for each in others]
     for archive in list_archives(context):
         if archive.name not in own:
@@ -310,19 +304,18 @@ def explained_places(context: Context, topic: Topic, store: Store) -> tuple[str,
     return tuple(folder.prefix for folder in found if folder.store == store.url)
 
 
-def places_of_files(context: Context, topic: Topic) -> Iterator[str]:
+def places_of_files(scope: ProofScope) -> Iterator[str]:
     """Yields the prefixes of files with values: staged, set aside, or of a generation."""
     yield "staging/"
-    of_topic = [archive for archive, _ in archives_of(context, topic)]
-    for archive in (*of_topic, *removed_archives(context)):
+    for archive in (*scope.archives().values(), *removed_archives(scope.context)):
         yield layout.aside_folder(archive.root)
         yield from (f"{archive.root}/g{number}/" for number in range(1, archive.newest + 1))
 
 
-def stagings_of_others(context: Context, topic: Topic) -> list[str]:
+def stagings_of_others(scope: ProofScope) -> list[str]:
     """Returns the staging prefixes of archives that are made of something else."""
-    own = {archive.name for archive, _ in archives_of(context, topic)}
-    others = [archive for archive in list_archives(context) if archive.name not in own]
+    own = scope.archives()
+    others = [archive for archive in list_archives(scope.context) if archive.name not in own]
     return [layout.staging_of(each) for archive in others for each in pipelines_of(archive)]
 
 
@@ -331,19 +324,15 @@ _AROUND = "\"'`.,;:!?()[]{}<>"
 _WORD = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 
 
-def owners_of(context: Context, topic: Topic) -> list[Owner]:
-    """Returns a topic and its archives: all whose audits may name its events."""
-    archives = {each.incarnation: each for each, _ in archives_of(context, topic)}
-    return [topic, *archives.values()]
-
-
-def quoting_rows(context: Context, owners: Iterable[Owner], sought: Deletions) -> Iterator[str]:
+def quoting_rows(
+    context: Context, owners: Iterable[Owner], sought: Deletions
+) -> Iterator[tuple[Owner, str]]:
     """Yields the places of records whose reasons quote one of some ids and keys."""
     for owner in owners:
         for record, _ in read_records(context, owner):
             if record.why and _quoted_words(record.why, sought):
                 row = layout.audit_row(record.at_ms, record.id)
-                yield f"{layout.audit_partition(owner.incarnation)} · {row}"
+                yield owner, f"{layout.audit_partition(owner.incarnation)} · {row}"
 
 
 def remove_quotes(

@@ -8,6 +8,7 @@ __all__ = [
     "CHANGED",
     "COMPILE",
     "COPYING",
+    "DELETE",
     "LOG",
     "MOVING",
     "REASON",
@@ -26,7 +27,7 @@ STRAY = (
     "these events, `tidelog sweep --accept-loss {topic}` deletes them; what is younger "
     "than its grace waits for the next one"
 )
-ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file without it"
+ARCHIVE = "run `{delete} --prove` again, which writes the file without it"
 UNSEEN = "make the archive's files again with `tidelog archive backfill`, which keeps ids and keys"
 TABLE = (
     "run `tidelog archive register {archive}`; if you have dropped the table, forget it: "
@@ -41,7 +42,8 @@ COPYING = (
     "prove again when it has ended; `tidelog pipeline list` and `tidelog playback --list` show it; "
     "resume one that died, or forget it"
 )
-REASON = "run `tidelog delete {topic} ID` or `--key K` again, which takes it out of the audit"
+DELETE = "run `{delete}`"
+REASON = "run `{delete}` or `--key K` again, which takes it out of the audit"
 LOG = "prove again; if it stays, end the process that reads the catalog's file all the time"
 UPLOAD = (
     "prove again when its writer has ended; if that died, run `tidelog sweep`, which removes what "

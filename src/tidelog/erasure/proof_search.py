@@ -18,14 +18,13 @@ tasks search segments, journals and files of archives first (``search``).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.archive.derived_archives import is_line_of, partitions_of, reachable_archives_of
-from tidelog.archive.erased_events import Deletions, knows_all, read_deletions
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.archive.roots import removed_archives
 from tidelog.archive.tables import stale_entries
@@ -40,17 +39,11 @@ from tidelog.coordination.pipeline_rows import (
     replay_pipeline,
 )
 from tidelog.erasure import proof_remedies as remedies
-from tidelog.erasure.known_objects import event_values, folder_values
-from tidelog.erasure.matcher import (
-    EventMatcher,
-    has_columns,
-    is_event_lines,
-    is_plain_text,
-    names_of,
-    own_column,
-    rows_of,
-)
-from tidelog.erasure.proof import Proof, SearchedPlace, Trace
+from tidelog.erasure.archive_scope import ArchiveScope
+from tidelog.erasure.known_objects import folder_values
+from tidelog.erasure.matcher import EventMatcher, own_column, rows_of
+from tidelog.erasure.proof import Proof
+from tidelog.erasure.proof_objects import UNREADABLE, ObjectSearch
 from tidelog.erasure.proof_places import (
     ASIDE,
     REBUILD,
@@ -60,23 +53,16 @@ from tidelog.erasure.proof_places import (
     explained_places,
     is_named_by_events,
     lasting_uploads,
-    owners_of,
-    places_of_files,
     quoted_errors,
     quoting_rows,
     remedy_of,
-    stagings_of_others,
     why_loose,
 )
+from tidelog.erasure.proof_scope import ProofScope, TopicScope
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
 from tidelog.erasure.search import clean_files, clean_objects
-from tidelog.erasure.topic_copies import (
-    copies_of_topic,
-    copy_deletions,
-    copying_under_way,
-    outside_of_proof,
-)
+from tidelog.erasure.topic_copies import copy_deletions
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.log.run_reader import describe_run, read_run
@@ -87,12 +73,11 @@ from tidelog.model.event import check_utf8
 from tidelog.model.partition_rows import Amendment, Run, decode_row
 from tidelog.model.pipeline import FileEntry
 from tidelog.model.topic import Topic
-from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.base import Store
 from tidelog.store.wrappers import CachedStore
 
-__all__ = ["prove_erased"]
+__all__ = ["prove_erased", "prove_erased_from_archive"]
 
-_UNREADABLE = (CorruptError, InvalidError, pa.ArrowException, OSError)
 _ROUNDS = 20  # against compiles and trims that keep ending in between
 
 
@@ -103,37 +88,59 @@ def prove_erased(
     keys: Collection[bytes] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> Proof:
-    """Searches for events by id and key. Reads every object that could hold them, completely.
+    """Searches for events of a topic by id and key. Reads every object that could hold them.
 
     An event appended under the same id after the erasure is another one, and not a trace. An id
     that never existed leaves no trace either: ``Proof.known`` distinguishes it from a deleted one.
     Raises ``InvalidError`` without any id or key.
     """
+    return _prove(TopicScope(context, topic), ids, keys, progress)
+
+
+def prove_erased_from_archive(
+    context: Context,
+    archive: Archive,
+    ids: Collection[str] = (),
+    keys: Collection[bytes] = (),
+    progress: Callable[[int], None] = lambda _: None,
+) -> Proof:
+    """Does the same for events that were erased from an archive without topic."""
+    return _prove(ArchiveScope(context, archive), ids, keys, progress)
+
+
+def _prove(
+    scope: ProofScope,
+    ids: Collection[str],
+    keys: Collection[bytes],
+    progress: Callable[[int], None],
+) -> Proof:
     if not ids and not keys:
         raise InvalidError("proof: of which event? give an id or a key")
     for each in ids:
         check_utf8("id", each)  # dead letters have ids that no topic accepts, such as an empty one
-    deletions = read_deletions(context, topic, ids, keys)
+    context, sought = scope.context, scope.matcher(ids, keys)
     store = context.store.inner if isinstance(context.store, CachedStore) else context.store
-    search = _ProofSearch(context, topic, EventMatcher(deletions), progress)
+    search = _ProofSearch(scope, sought, progress)
     search.proof.ids, search.proof.keys = tuple(map(id_mark, ids)), tuple(map(key_mark, keys))
     search.proof.searched_ms = context.clock.now_ms()
-    search.proof.known = knows_all(context, topic, deletions)
-    of_topic = reachable_archives_of(context, topic)
-    archives = {each.name: each for each, _ in of_topic}.values()
-    search.proof.out_of_reach = list(outside_of_proof(context, topic))
+    search.proof.known = scope.knows_all(sought.deletions)
+    search.ranges()
+    generations = scope.reachable()
+    archives = {each.name: each for each, _ in generations}.values()
+    search.proof.out_of_reach = list(scope.out_of_reach())
     search.enter("unfinished uploads")
-    others = (store_at(context, archive.store) for archive, _ in of_topic)
+    others = (store_at(context, archive.store) for archive, _ in generations)
     for where in {each.url: each for each in (*others, store)}.values():
         search.uploads(where)
-    search.enter(f"topic `{topic.name}`")
-    search.topic_objects(store)
+    if scope.topic is not None:
+        search.enter(f"topic `{scope.topic.name}`")
+        search.topic_objects(store, scope.topic)
     search.enter("staged files")
     search.staged(store)
     for archive in archives:
         search.enter(f"archive `{archive.name}`")
         search.aside(archive)
-    for archive, generation in of_topic:
+    for archive, generation in generations:
         search.enter(f"archive `{archive.name}`")
         search.archive(archive, generation)
     for archive in archives:
@@ -146,78 +153,73 @@ def prove_erased(
     search.enter("all other objects of the home")
     search.everything(store)
     search.rows()
-    search.copies(store, deletions)
+    search.copies(store)
     return search.proof
 
 
-class _ProofSearch:
-    def __init__(
-        self, context: Context, topic: Topic, sought: EventMatcher, progress: Callable[[int], None]
-    ) -> None:
-        self._context = context
-        self._topic = topic
-        self._sought = sought
-        self._progress = progress
-        self._seen: set[tuple[str, str]] = set()  # store and key
-        self._foreign = tuple(stagings_of_others(context, topic))
-        self._starts: dict[int, int] = {}  # of partitions
-        self._files = tuple(places_of_files(context, topic))
-        self._living: set[str] = set()  # folders of a generation with files that hold events
-        self._folders: set[str] = set()  # the same for all generations, from the archive's root
-        self._manifests = ManifestNames(context, sought)
-        self.proof = Proof(topic.name, topic.incarnation)
-        self._place = SearchedPlace("")
+class _ProofSearch(ObjectSearch):
+    """The search of everything that belongs to a scope."""
 
-    def enter(self, name: str) -> None:
-        """Counts what follows as a part of this place."""
-        found = next((each for each in self.proof.places if each.name == name), None)
-        self._place = found or SearchedPlace(name)
-        if found is None:
-            self.proof.places.append(self._place)
+    def __init__(
+        self, scope: ProofScope, sought: EventMatcher, progress: Callable[[int], None]
+    ) -> None:
+        super().__init__(scope, sought, progress)
+        self._starts: dict[int, int] = {}  # of partitions
+        self._manifests = ManifestNames(scope.context, sought)
 
     # What no listing shows.
 
+    def ranges(self) -> None:
+        """Reports ranges that may have read an event at an unknown offset; call this first."""
+        for archive, place in self._scope.unfinished_ranges():
+            self.range_under_way(archive, place)
+
+    def range_under_way(self, archive: str, place: str) -> None:
+        """Reports a range that may have been read before the delete."""
+        what = f"a range of archive `{archive}` is under way there"
+        self.add(place, what, remedies.AGAIN.replace("{archive}", archive))
+
     def uploads(self, store: Store) -> None:
         """Searches unfinished uploads, before objects are listed, because they may become some."""
-        explained = explained_places(self._context, self._topic, store)
+        explained = explained_places(self._scope, store)
         try:
             for upload in lasting_uploads(store, self._context.clock):
                 if upload.read is None:
                     if not upload.name.startswith(explained):
                         what = "is an upload that has not ended, and cannot be searched"
-                        self._add(upload.name, what, remedies.UPLOAD)
+                        self.add(upload.name, what, remedies.UPLOAD)
                     continue
                 with contextlib.suppress(NotFoundError):  # it ended or was deleted in between
                     data = upload.read()
-                    self._count((store.url, upload.name), upload.size)
-                    self._loose(upload.name, data, "its upload has not ended", remedies.UPLOAD)
+                    self.count((store.url, upload.name), upload.size)
+                    self.loose(upload.name, data, "its upload has not ended", remedies.UPLOAD)
         except InvalidError as exc:
-            self._add(store.url, f"its uploads cannot be listed ({exc})", remedies.RIGHTS)
+            self.add(store.url, f"its uploads cannot be listed ({exc})", remedies.RIGHTS)
 
     # The topic.
 
-    def topic_objects(self, store: Store) -> None:
+    def topic_objects(self, store: Store, topic: Topic) -> None:
         """Searches segments, journals, values of updates, and what Spark writers staged."""
-        live = self._live()
-        values = self._values()
-        folder = f"topics/{self._topic.incarnation}/"
+        live = self._live(topic)
+        values = self._values(topic)
+        folder = f"topics/{topic.incarnation}/"
         clean = self._clean_objects(store, folder, live)
         for info in store.list(folder):
-            data = self._get(store, info, clean)
+            data = self.get(store, info, clean)
             if data is None:
                 continue
             kind = info.key.removeprefix(folder).partition("/")[0]
             if kind == "amendments":
                 if info.key not in values:
-                    self._add(
+                    self.add(
                         info.key, "is the value of an update that no row names", remedies.STRAY
                     )
             elif kind == "segments":
-                self._segment(store, info.key, data, live.get(info.key, []))
+                self._segment(store, topic, (info.key, data), live.get(info.key, []))
             elif kind == "journals" and info.key in live:
-                self._live_rows(store, live[info.key], data)
+                self._live_rows(store, topic, live[info.key], data)
             else:
-                self._loose(info.key, data, "no row names it")
+                self.loose(info.key, data, "no row names it")
 
     def _clean_objects(
         self, store: Store, folder: str, live: Mapping[str, list[tuple[int, Run]]]
@@ -231,57 +233,62 @@ class _ProofSearch:
         )
         return clean_objects(self._context, store, objects, self._sought, self._progress)
 
-    def _live(self) -> dict[str, list[tuple[int, Run]]]:
+    def _live(self, topic: Topic) -> dict[str, list[tuple[int, Run]]]:
         """Returns what rows name, by object."""
         found: dict[str, list[tuple[int, Run]]] = {}
-        for partition in range(self._topic.partitions):
-            for run in self._runs(partition):
+        for partition in range(topic.partitions):
+            for run in self._runs(topic, partition):
                 found.setdefault(run.object, []).append((partition, run))
         return found
 
-    def _runs(self, partition: int) -> list[Run]:
+    def _runs(self, topic: Topic, partition: int) -> list[Run]:
         """Returns what a partition counts; nothing, with a trace, if it changes all the time."""
         for _ in range(_ROUNDS):
-            head = read_head(self._context, self._topic, partition)[0]
+            head = read_head(self._context, topic, partition)[0]
             self._starts[partition] = head.start
             with contextlib.suppress(MovedError):  # compiled or trimmed in between
-                return list(covering(self._context, self._topic, partition, head))
-        where = layout.topic_partition(self._topic.incarnation, partition)
-        self._add(
+                return list(covering(self._context, topic, partition, head))
+        where = layout.topic_partition(topic.incarnation, partition)
+        self.add(
             where, "is compiled or trimmed again and again, and was not searched", remedies.MOVING
         )
         return []
 
-    def _values(self) -> set[str]:
+    def _values(self, topic: Topic) -> set[str]:
         found = set()
-        for partition in range(self._topic.partitions):
-            where = layout.topic_partition(self._topic.incarnation, partition)
+        for partition in range(topic.partitions):
+            where = layout.topic_partition(topic.incarnation, partition)
             for row in self._context.catalog.scan(where, "amend/", "amend0"):
                 amendment = decode_row(row.value, Amendment, f"row `{row.row}`")
                 if amendment.object is not None:
                     found.add(amendment.object)
         return found
 
-    def _segment(self, store: Store, key: str, data: bytes, runs: list[tuple[int, Run]]) -> None:
+    def _segment(
+        self, store: Store, topic: Topic, segment: tuple[str, bytes], runs: list[tuple[int, Run]]
+    ) -> None:
         """Searches a segment, which may hold pieces that no row counts next to others."""
+        key, data = segment
         total = sum(len(self._sought.rows(batch)) for batch in rows_of(data))
-        counted = self._live_rows(store, runs, data)
+        counted = self._live_rows(store, topic, runs, data)
         if total > counted:
             what = "other runs share this object, and keep it" if runs else "no row names it"
-            self._add(
+            self.add(
                 key,
                 f"holds {total - counted} of them: {what}",
                 remedies.COMPILE if runs else remedies.STRAY,
             )
 
-    def _live_rows(self, store: Store, runs: list[tuple[int, Run]], data: bytes) -> int:
+    def _live_rows(
+        self, store: Store, topic: Topic, runs: list[tuple[int, Run]], data: bytes
+    ) -> int:
         """Checks places that count: erased ones need a compile, others are still there.
 
         Returns how many rows of the object have one of the ids or keys.
         """
         counted = 0
         for partition, run in runs:
-            what = describe_run(self._topic.name, partition, run)
+            what = describe_run(topic.name, partition, run)
             piece = data[run.byte_start : run.byte_end]
             for rows in read_run(store, run, what, data=piece):
                 found = self._sought.rows(rows.batch)
@@ -292,21 +299,10 @@ class _ProofSearch:
                     state = self._sought.state(partition, offset, older.get(row, []))
                     said = f"holds offset {offset} of partition {partition}: "
                     if state == "deleted" or offset < self._starts[partition]:
-                        self._add(run.object, f"{said}not compiled yet", remedies.COMPILE)
+                        self.add(run.object, f"{said}not compiled yet", remedies.COMPILE)
                     elif state == "alive":
-                        do = f"run `tidelog delete {self._topic.name} ID`"
-                        self._add(run.object, f"{said}was not deleted", do)
+                        self.add(run.object, f"{said}was not deleted", remedies.DELETE)
         return counted
-
-    # Staging.
-
-    def staged(self, store: Store, only: Iterable[str] = ("staging/",)) -> None:
-        """Searches files that are not published yet, or never will be."""
-        for prefix in only:
-            for info in store.list(prefix):
-                data = self._get(store, info)
-                if data is not None:
-                    self._loose(info.key, data, why_loose(info.key))
 
     # Archives.
 
@@ -317,28 +313,30 @@ class _ProofSearch:
         topic are not searched, even if it had the same name.
         """
         store, lines = store_at(self._context, archive.store), aside_lines(self._context, archive)
-        others = {key for key, line in lines.items() if not is_line_of(line, self._topic)}
+        is_own = partial(self._scope.is_own_line, archive)
+        others = {key for key, line in lines.items() if not is_own(line)}
         for info in store.list(layout.aside_folder(archive.root)):
             if info.key.partition(layout.ERASING)[0] in others:
                 self._seen.add((store.url, info.key))
         files = AsideFiles(store, archive, lambda key: key not in others)
         for key in files.names():
             # Then it is searched as an object.
-            with contextlib.suppress(*_UNREADABLE, NotFoundError):
+            with contextlib.suppress(*UNREADABLE, NotFoundError):
                 read = files.read(key)
                 if read is not None:
-                    found = sum(self._in_rows(batch, later=False) for batch in read.batches)
+                    found = sum(self.in_rows(batch, later=False) for batch in read.batches)
                     for part in read.parts:
-                        self._count((store.url, part.target), part.size)
+                        self.count((store.url, part.target), part.size)
                     if found:
-                        self._add(key, f"holds {found} of them: {why_loose(key)}", ASIDE)
+                        what = f"holds {found} of them: {why_loose(key)}"
+                        self.add(key, what, ASIDE, archive.name)
 
     def archive(self, archive: Archive, generation: int) -> None:
         """Searches all files of a generation, then everything else in its folders."""
         store = store_at(self._context, archive.store)
         reader = ArchiveFiles(store, archive.making(generation))
         pipeline = archive.pipeline(generation)
-        own = partitions_of(self._context, pipeline, self._topic)
+        own = self._scope.partitions(archive, generation)
         gone = {each: sorted(self._sought.offsets(number)) for each, number in own.items()}
         self._living, emptied = set(), {}
         for partition in own:
@@ -358,16 +356,17 @@ class _ProofSearch:
                 if partition not in own:
                     self._seen.add(key)  # of another topic, even if it had the same name
                 elif key not in self._seen:
-                    self._count(key, file.size, is_told=file in clean)
+                    self.count(key, file.size, is_told=file in clean)
                     if file in clean:
                         continue
                     with self._note_changes(archive, generation, partition, file):
                         for batch in reader.batches(manifest, file):
-                            self._archived(file.target, batch, own[partition], gone[partition])
+                            place = (archive.name, file.target)
+                            self._archived(place, batch, own[partition], gone[partition])
         self._note_empty_files(emptied)
         self._manifests.note(archive, generation, self._living)
         for table, what in stale_entries(self._context, archive, generation):
-            self._add(f"table {table}", what, remedies.TABLE.replace("{archive}", archive.name))
+            self.add(f"table {table}", what, remedies.TABLE.replace("{archive}", archive.name))
         self._owner(store, archive)
         self.staged(store, [f"{archive.folder(generation)}/", f"{archive.dead}/"])
 
@@ -381,7 +380,7 @@ class _ProofSearch:
         except CorruptError:
             if not is_changing(self._context, archive, generation, partition, file):
                 raise
-            self._add(file.target, "was changed while it was searched", remedies.CHANGED)
+            self.add(file.target, "was changed while it was searched", remedies.CHANGED)
 
     def _note_empty_files(self, files: Mapping[str, tuple[str, int]]) -> None:
         """Notes files without events, with their folders and how many parts events have named.
@@ -390,10 +389,10 @@ class _ProofSearch:
         """
         for target, (folder, named) in files.items():
             if any(map(self._sought.is_in, folder_values(folder, self._living))):
-                self._add(target, "has one of them in the name of its folder", REBUILD)
+                self.add(target, "has one of them in the name of its folder", REBUILD)
             elif is_named_by_events(folder, named, self._living):
                 what = "is empty, and its folder was named by a field of the events it had"
-                self._add(target, what, REBUILD)
+                self.add(target, what, REBUILD)
 
     def whole_archive(self, archive: Archive) -> None:
         """Searches an archive's folders for objects of no generation: there should be none.
@@ -405,7 +404,7 @@ class _ProofSearch:
         self.staged(store, [f"{archive.root}/_", *(each.prefix for each in folders["staged"])])
         for folder in folders["files"]:
             for info in store.list(folder.prefix):
-                self._unexplained(store, info, "of no generation that the archive has", SWEEP)
+                self.unexplained(store, info, "of no generation that the archive has", SWEEP)
 
     def removed_archive(self, archive: Archive) -> None:
         """Searches the folders of a deleted archive, unless another one has marked its root."""
@@ -417,53 +416,54 @@ class _ProofSearch:
 
     def everything(self, store: Store) -> None:
         """Searches all objects of the home that nothing explains, and all manifests for names."""
-        explained = explained_places(self._context, self._topic, store)
+        explained = explained_places(self._scope, store)
         for info in store.list(""):
             if (store.url, info.key) in self._seen or info.key.startswith(explained):
                 continue
             named = self._manifests.names_in(store, info.key)
             if named is None:
-                self._unexplained(store, info, "nothing explains it", remedy_of(info.key))
+                self.unexplained(store, info, "nothing explains it", remedy_of(info.key))
                 continue
-            self._count((store.url, info.key), info.size)
+            self.count((store.url, info.key), info.size)
             if named:
                 do = REBUILD if self._manifests.is_needed(info.key) else SWEEP
-                self._add(info.key, "has one of them in the name of a file", do)
+                self.add(info.key, "has one of them in the name of a file", do)
 
     def rows(self) -> None:
         """Searches errors and reasons in catalog rows; no other row can hold ids or keys."""
-        owners = owners_of(self._context, self._topic)
-        for where in quoting_rows(self._context, owners, self._sought.deletions):
-            self._add(where, "quotes one of them in its reason", remedies.REASON)
+        owners = self._scope.owners()
+        for owner, where in quoting_rows(self._context, owners, self._sought.deletions):
+            self.add(where, "quotes one of them in its reason", remedies.REASON, owner.name)
         self.errors()
         if not clear_deleted_rows(self._context.catalog):
-            self._add(
+            self.add(
                 self._context.catalog.url, "its log holds rows that were deleted", remedies.LOG
             )
 
     def errors(self) -> None:
         """Searches errors that rows show to people."""
-        for error in quoted_errors(self._context, self._topic, self._sought):
-            self._add(*error)
+        for error in quoted_errors(self._scope, self._sought):
+            self.add(*error)
 
-    def copies(self, store: Store, deletions: Deletions) -> None:
+    def copies(self, store: Store) -> None:
         """Searches topics that pumps, restores and playbacks copied to, and their archives.
 
         Unfinished copies count too. Lists other places that they wrote to.
         """
-        found = copies_of_topic(self._context, self._topic)
-        for place, what in copying_under_way(self._context, self._topic, self._sought):
-            self._add(place, what, remedies.COPYING)
+        found = self._scope.copies()
+        for place, what in self._scope.copying_under_way(self._sought):
+            self.add(place, what, remedies.COPYING)
         for copy in found.topics:
-            sought = EventMatcher(copy_deletions(self._context, copy.topic, deletions))
-            inner = _ProofSearch(self._context, copy.topic, sought, self._progress)
+            deletions = copy_deletions(self._context, copy.topic, self._sought.deletions)
+            scope, sought = TopicScope(self._context, copy.topic), EventMatcher(deletions)
+            inner = _ProofSearch(scope, sought, self._progress)
             inner._seen = self._seen
             inner.enter(f"topic `{copy.topic.name}` ({copy.how})")
-            for place, what in copying_under_way(self._context, copy.topic, sought):
-                inner._add(place, what, remedies.COPYING)
-            inner.topic_objects(store)
+            for place, what in scope.copying_under_way(sought):
+                inner.add(place, what, remedies.COPYING)
+            inner.topic_objects(store, copy.topic)
             inner.errors()
-            for archive, generation in reachable_archives_of(self._context, copy.topic):
+            for archive, generation in scope.reachable():
                 inner.enter(f"archive `{archive.name}`")
                 inner.archive(archive, generation)
             for each in inner.proof.places:
@@ -474,16 +474,8 @@ class _ProofSearch:
             self.proof.bytes += inner.proof.bytes
             for trace in inner.proof.traces:
                 what = f"topic `{copy.topic.name}` ({copy.how}): {trace.what}"
-                self._add(trace.object, what, trace.do)
+                self.add(trace.object, what, trace.do)
         self.proof.out_of_reach += found.outside
-
-    def _unexplained(self, store: Store, info: ObjectInfo, why: str, do: str) -> None:
-        data = self._get(store, info)
-        if data is None:
-            return
-        if any(map(self._sought.is_in, names_of(info.key))):
-            self._add(info.key, f"has one of them in its name: {why}", do)
-        self._loose(info.key, data, why, do)
 
     def _owner(self, store: Store, archive: Archive) -> None:
         """Counts an archive's mark if it is as written: it contains no event.
@@ -493,23 +485,22 @@ class _ProofSearch:
         key = (store.url, archive.owner)
         with contextlib.suppress(NotFoundError):
             if key not in self._seen and store.get(archive.owner) == archive.mark:
-                self._count(key, len(archive.mark))
+                self.count(key, len(archive.mark))
 
     def _under_way(self, archive: Archive, pipeline: str, partition: str, gone: list[int]) -> None:
         """Reports ranges that may have been read before the delete; call before the commits."""
         wanted = np.array(gone, np.int64)
         for each in (pipeline, replay_pipeline(pipeline)):
             if len(wanted) and is_under_way(self._context, each, partition, wanted):
-                what = f"a range of archive `{archive.name}` is under way there"
-                do = remedies.AGAIN.replace("{archive}", archive.name)
-                self._add(layout.pipeline_partition(each, partition), what, do)
+                self.range_under_way(archive.name, layout.pipeline_partition(each, partition))
 
     def _archived(
-        self, target: str, batch: pa.RecordBatch, partition: int, gone: list[int]
+        self, place: tuple[str, str], batch: pa.RecordBatch, partition: int, gone: list[int]
     ) -> None:
         """Reports rows at erased offsets, and rows with the id or key of no later event."""
+        archive, target = place
         for name in self._sought.hidden(batch):
-            self._add(
+            self.add(
                 target, f"has no column `{name}`: what is in it cannot be seen", remedies.UNSEEN
             )
         older = self._sought.rows(batch, later=False)
@@ -524,72 +515,4 @@ class _ProofSearch:
                 if self._sought.state(partition, offset, places) != "another":
                     found.add(row)
         if found:
-            self._add(target, f"holds {len(found)} of them", remedies.ARCHIVE)
-
-    # Objects.
-
-    def _loose(self, key: str, data: bytes, why: str, do: str = "") -> None:
-        """Searches an object whose events no row counts: it may contain none.
-
-        It is clean only if all of it was decoded. What another archive stages may be anything.
-        """
-        try:
-            found = self._found_in(key, data)
-        except _UNREADABLE:
-            found = None
-        if found:
-            self._add(key, f"holds {found} of them: {why}", do or remedy_of(key))
-        elif found is None and not key.startswith(self._foreign):
-            is_staged = key.startswith("staging/")
-            what = f"cannot be searched, as not all of it can be decoded: {why}"
-            self._add(key, what, do or (remedies.UNREAD if is_staged else remedy_of(key)))
-
-    def _found_in(self, key: str, data: bytes) -> int | None:
-        """Returns how many of them an object holds; None or an error if it cannot be searched."""
-        values = event_values(key, data, self._living, self._folders)
-        if values is not None:
-            return sum(map(self._sought.is_in, values))
-        if has_columns(data):
-            return sum(self._in_rows(batch) for batch in rows_of(data))
-        if not is_plain_text(data):
-            return None
-        if self._sought.in_any_text(data):
-            return 1
-        # A file of only values has no ids, so it shows neither whose they are nor which.
-        return None if key.startswith(self._files) and not is_event_lines(data) else 0
-
-    def _in_rows(self, batch: pa.RecordBatch, *, later: bool = True) -> int:
-        """Counts rows with one of the ids or keys; without our columns, in any column."""
-        if self._sought.hidden(batch):
-            return self._sought.in_values(batch)
-        return len(self._sought.rows(batch, later=later))
-
-    def _get(self, store: Store, info: ObjectInfo, clean: Collection[str] = ()) -> bytes | None:
-        """Returns the bytes of an object; None if it was searched or was deleted in between.
-
-        Tasks have searched those in ``clean``.
-        """
-        key = (store.url, info.key)
-        if key in self._seen:
-            return None
-        self._count(key, info.size, is_told=info.key in clean)
-        if info.key in clean:
-            return None
-        try:
-            return store.get(info.key)
-        except NotFoundError:
-            return None
-
-    def _count(self, key: tuple[str, str], size: int, *, is_told: bool = False) -> None:
-        self._seen.add(key)
-        self.proof.objects += 1
-        self.proof.bytes += size
-        self._place.objects += 1
-        self._place.bytes += size
-        if not is_told:
-            self._progress(size)
-
-    def _add(self, key: str, what: str, do: str) -> None:
-        trace = Trace(key, what, do.replace("{topic}", self._topic.name))
-        if trace not in self.proof.traces:
-            self.proof.traces.append(trace)
+            self.add(target, f"holds {len(found)} of them", remedies.ARCHIVE, archive)

@@ -22,7 +22,7 @@ from tidelog.archive.erased_events import Deletions
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.connectors.by_url import store_at
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import counting_files, read_intent
+from tidelog.coordination.pipeline_rows import counting_files, read_intent, read_partitions
 from tidelog.erasure.matcher import EventMatcher, own_column, rows_of, time_ms_of
 from tidelog.erasure.rewrite import finish_rewrites
 from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
@@ -44,6 +44,7 @@ __all__ = [
     "clean_files",
     "clean_objects",
     "matcher_of",
+    "ranges_under_way",
     "search_aside",
     "search_generation",
     "search_strays",
@@ -92,6 +93,21 @@ def check_trimmed(
                 f"archived, and the topic has trimmed it up to {start}: try again after that, or "
                 f"run `tidelog archive run {archive.name}` if no driver runs"
             )
+
+
+UnfinishedRange = tuple[str, str, str, int]
+"""A range in progress: pipeline, source partition, start and time."""
+
+
+def ranges_under_way(context: Context, pipelines: Iterable[str]) -> set[UnfinishedRange]:
+    """Returns the ranges of some pipelines that drivers read or have read."""
+    found: set[UnfinishedRange] = set()
+    for pipeline in pipelines:
+        for partition in read_partitions(context, pipeline):
+            intent = read_intent(context, pipeline, partition)
+            ranges = () if intent is None else filter(None, (intent, intent.ahead))
+            found |= {(pipeline, partition, each.start, each.began_ms) for each in ranges}
+    return found
 
 
 def search_generation(

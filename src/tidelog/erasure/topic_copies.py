@@ -1,4 +1,4 @@
-"""Finds the copies of a topic's events that pumps, restores and named playbacks made.
+"""Finds the copies that pumps, restores and named playbacks made of a topic's or archive's events.
 
 The catalog records each of them with its source and sink. A deleted pipeline is known by its
 producers in the topic that it wrote to, whose rows are permanent and name source partitions. A
@@ -10,18 +10,17 @@ The other way round, an erasure from a copy does not reach its origin, and names
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from tidelog.archive.archive import list_archives
-from tidelog.archive.derived_archives import archives_of, copies_of, partitions_of, sources_of
+from tidelog.archive.derived_archives import archives_of, copies_of, sources_of
 from tidelog.archive.erased_events import Deletions, read_deletions
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import is_detached
-from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.log.ledger import ErasedIds
 from tidelog.log.topics import list_topics
@@ -36,15 +35,25 @@ from tidelog.playback.session import list_playbacks
 
 __all__ = [
     "Copies",
+    "Origin",
+    "Source",
     "TopicCopy",
     "copies_of_archives",
-    "copies_of_topic",
     "copy_deletions",
     "copying_under_way",
+    "find_copies",
+    "origin_of_topic",
     "original_archives",
     "other_sources",
+    "outside_of_home",
     "outside_of_proof",
+    "pipelines_from",
+    "source_of_url",
 ]
+
+
+Source = tuple[str, str]
+"""The scheme and path of a URL: what it names, without the options and hosts to reach it by."""
 
 
 class TopicCopy(NamedTuple):
@@ -62,23 +71,56 @@ class Copies:
     outside: list[str] = field(default_factory=list)  # messages about all other sinks
 
 
+class Origin(NamedTuple):
+    """What events were copied from, as the rows of copies name it."""
+
+    sources: frozenset[Source]  # of pipelines
+    incarnations: frozenset[str]  # of topics that playbacks read
+    names: frozenset[str]  # of topics, in source partitions of pipelines that were deleted
+
+
 class _Step(NamedTuple):
     how: str
     sink: str  # URL
     target: str  # incarnation of a topic; empty for other sinks
 
 
-def copies_of_topic(context: Context, topic: Topic) -> Copies:
-    """Returns where events of a topic were copied to."""
-    found = Copies()
-    _follow(context, found, [topic])
+def source_of_url(url: str) -> Source:
+    """Returns what a URL names."""
+    address = parse_address(url)
+    return address.scheme, address.path
+
+
+def origin_of_topic(context: Context, topic: Topic) -> Origin:
+    """Returns what events of a topic are copied from: the topic and its archives."""
+    archives = {archive.name for archive, _ in archives_of(context, topic)}
+    sources = {("topic", topic.name), *(("archive", each) for each in archives)}
+    return Origin(frozenset(sources), frozenset({topic.incarnation}), frozenset({topic.name}))
+
+
+def find_copies(context: Context, origin: Origin) -> Copies:
+    """Returns where events were copied to, also through other topics."""
+    topics = {each.incarnation: each for each in list_topics(context) if each.state == "ready"}
+    found, known, left = Copies(), set(origin.incarnations), [origin]
+    deleted = list(_deleted_pipelines(context, topics.values()))
+    while left:
+        one = left.pop()
+        by_deleted = (step for source, step in deleted if source in one.names)
+        for step in (*_steps(context, one), *by_deleted):
+            if not step.target:
+                found.outside += [_outside(step)]
+            elif step.target in topics and step.target not in known:
+                known.add(step.target)
+                found.topics.append(TopicCopy(topics[step.target], step.how))
+                left.append(origin_of_topic(context, topics[step.target]))
     return found
 
 
 def copies_of_archives(context: Context, names: Collection[str]) -> list[str]:
     """Returns messages about topics and other places that events of archives were copied to."""
     messages = []
-    for step in _of_pipelines(_pipelines_from(context, None, names)):
+    sources = {("archive", each) for each in names}
+    for step in _of_pipelines(pipelines_from(context, sources)):
         address = parse_address(step.sink)
         if address.scheme == "topic":
             do = f"delete these events there too, with `tidelog delete {address.path}`"
@@ -89,22 +131,23 @@ def copies_of_archives(context: Context, names: Collection[str]) -> list[str]:
 
 
 def copying_under_way(
-    context: Context, topic: Topic, sought: EventMatcher
+    context: Context, origin: Origin, offsets: Callable[[str], Mapping[str, Collection[int]]]
 ) -> Iterator[tuple[str, str]]:
     """Yields unfinished copies that may hold deleted events: the row's place, and what it is.
 
     A driver or a playback may have read an event before it was deleted, and append it later.
+    ``offsets`` returns where a pipeline has these events, by source partition.
     """
-    for pipeline in _pipelines_from(context, topic.name, _archives(context, topic)):
-        for name, number in partitions_of(context, pipeline.incarnation, topic).items():
-            wanted = np.array(sorted(sought.offsets(number)), np.int64)
+    for pipeline in pipelines_from(context, origin.sources):
+        for name, places in offsets(pipeline.incarnation).items():
+            wanted = np.array(sorted(places), np.int64)
             if len(wanted) and is_under_way(context, pipeline.incarnation, name, wanted):
                 place = layout.pipeline_partition(pipeline.incarnation, name)
                 yield place, f"a range of pipeline `{pipeline.name}` is under way there"
     for playback in list_playbacks(context):
-        is_of_topic = playback.pinned.pin.incarnation == topic.incarnation
+        is_of_origin = playback.pinned.pin.incarnation in origin.incarnations
         is_active = playback.is_played and not playback.state.finished_ms
-        if is_of_topic and is_active and playback.pinned.target:
+        if is_of_origin and is_active and playback.pinned.target:
             place = layout.playback_partition(playback.name)
             yield place, f"playback `{playback.name}` of the topic is under way"
 
@@ -122,30 +165,13 @@ def copy_deletions(context: Context, copy: Topic, original: Deletions) -> Deleti
     return Deletions(own.all, own.by_id, own.by_key, ErasedIds(ids, keys))
 
 
-def _follow(context: Context, found: Copies, left: list[Topic]) -> None:
-    """Adds the copies of some topics, and the copies of those."""
-    topics = {each.incarnation: each for each in list_topics(context) if each.state == "ready"}
-    known = {each.incarnation for each in left}
-    deleted = list(_deleted_pipelines(context, topics.values()))
-    while left:
-        topic = left.pop()
-        by_deleted = (step for source, step in deleted if source == topic.name)
-        for step in (*_steps(context, topic), *by_deleted):
-            if not step.target:
-                found.outside += [_outside(step)]
-            elif step.target in topics and step.target not in known:
-                known.add(step.target)
-                found.topics.append(TopicCopy(topics[step.target], step.how))
-                left.append(topics[step.target])
-
-
-def _steps(context: Context, topic: Topic) -> Iterator[_Step]:
-    """Yields what copied events out of a topic, or out of an archive of it."""
-    yield from _of_pipelines(_pipelines_from(context, topic.name, _archives(context, topic)))
+def _steps(context: Context, origin: Origin) -> Iterator[_Step]:
+    """Yields what copied events out of a topic, or out of archives."""
+    yield from _of_pipelines(pipelines_from(context, origin.sources))
     for playback in list_playbacks(context):
         pinned = playback.pinned
-        if pinned.pin.incarnation == topic.incarnation:
-            how = f"playback `{playback.name}` copied events of `{topic.name}` to it"
+        if pinned.pin.incarnation in origin.incarnations:
+            how = f"playback `{playback.name}` copied events of `{pinned.topic}` to it"
             yield _Step(how, pinned.sink, pinned.target)
 
 
@@ -174,18 +200,11 @@ def _of_pipelines(pipelines: Iterable[NamedPipeline]) -> Iterator[_Step]:
         yield _Step(how, each.sink, each.target if inside else "")
 
 
-def _pipelines_from(
-    context: Context, topic: str | None, archives: Collection[str]
-) -> Iterator[NamedPipeline]:
+def pipelines_from(context: Context, sources: Collection[Source]) -> Iterator[NamedPipeline]:
+    """Yields the named pipelines that read one of some sources."""
     for each in list_pipelines(context):
-        source = parse_address(each.source)
-        is_topic = source.scheme == "topic" and source.path == topic
-        if is_topic or (source.scheme == "archive" and source.path in archives):
+        if source_of_url(each.source) in sources:
             yield each
-
-
-def _archives(context: Context, topic: Topic) -> set[str]:
-    return {archive.name for archive, _ in archives_of(context, topic)}
 
 
 def _outside(step: _Step) -> str:
@@ -221,15 +240,20 @@ def other_sources(context: Context, archive: Archive) -> list[str]:
     ]
 
 
-def outside_of_proof(context: Context, topic: Topic) -> Iterator[str]:
-    """Yields messages about what a proof of a topic does not search but may hold its events."""
-    own = {archive.name: archive for archive, _ in archives_of(context, topic)}
-    for archive in own.values():
+def outside_of_home(context: Context, archives: Iterable[Archive]) -> Iterator[str]:
+    """Yields messages about archives that this home may not erase from."""
+    for archive in archives:
         if is_detached(context, archive):
             yield (
                 f"archive `{archive.name}` in `{archive.place}`: belongs to home "
                 f"`{archive.home}`: was not searched: delete these events in that home too"
             )
+
+
+def outside_of_proof(context: Context, topic: Topic) -> Iterator[str]:
+    """Yields messages about what a proof of a topic does not search but may hold its events."""
+    own = {archive.name: archive for archive, _ in archives_of(context, topic)}
+    yield from outside_of_home(context, own.values())
     into = [each for each in list_pipelines(context) if each.target == topic.incarnation]
     origins = {url: f"pipeline `{each.name}` copied" for each in into for url in [each.source]}
     for archive in own.values():
