@@ -218,3 +218,12 @@ def test_error_of_a_pipeline_or_of_a_keeper_is_a_trace(home: Home) -> None:
     PipelineFailures(home.context, named.incarnation).remove([SourcePartition("t", "0")])
     remove_keeper(home.context, "k")
     assert prove(home) == []
+
+
+@pytest.mark.parametrize("name", ["customer-8", "Ada (née B.)"])
+def test_record_of_a_proof_does_not_bring_the_name_back(home: Home, name: str) -> None:
+    home.append("t", [Event(b"x", id=name)])
+    for why in (f"{name} asked", f"request of '{name}'", name):
+        assert home.erase("t", ids=[name], why=why).verdict == "erased"
+        assert not any(name in record.why for record in home.audit("t"))
+        assert home.prove_erased("t", ids=[name]).traces == []

@@ -335,7 +335,7 @@ class ArchiveView:
         return [each.archive.name for each in copies_of(self._context, self.reload())]
 
     def audit(self, event_id: str | None = None) -> Iterator[AuditRecord]:
-        """Yield what :meth:`erase` has erased from the archive, when and why.
+        """Yield what :meth:`erase` has erased from the archive and proved, when and why.
 
         Records have hashes of ids. With an id, only its records come.
 

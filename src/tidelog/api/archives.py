@@ -13,14 +13,15 @@ from typing import Literal, Unpack
 
 import msgspec
 
-from tidelog.api.archive_view import ArchiveTables, ArchiveView
+from tidelog.api.archive_erasure import ErasableArchive
+from tidelog.api.archive_view import ArchiveTables
 from tidelog.api.pipelines import (
     RunOptions,
     RunResult,
     driver_options,
     run_pipeline,
 )
-from tidelog.api.spark_workers import open_workers, with_tasks
+from tidelog.api.spark_workers import open_workers
 from tidelog.archive.archive import (
     ArchiveKind,
     ArchiveOptions,
@@ -48,9 +49,7 @@ from tidelog.archive.tables import (
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import waits
 from tidelog.context import Context
-from tidelog.coordination.audit import Why, user_at_host
 from tidelog.coordination.pipeline_rows import read_archive
-from tidelog.erasure.from_archives import ErasedFromArchives, erase_archived
 from tidelog.errors import CorruptError, FencedError, InvalidError, contained
 from tidelog.model.archive import Archive, ArchiveFormat, RedoPart, Start
 from tidelog.model.times import duration_ms
@@ -152,7 +151,7 @@ class Archives:
         return f"Archives({[each.name for each in list_archives(self._context)]!r})"
 
 
-class ArchiveHandle(ArchiveView):
+class ArchiveHandle(ErasableArchive):
     """One archive: run it, look at it, read it, change it."""
 
     # Running it.
@@ -520,34 +519,7 @@ class ArchiveHandle(ArchiveView):
         """
         return ArchiveTables(self._context, self)
 
-    # Erasing and deleting.
-
-    def erase(
-        self,
-        *,
-        ids: Iterable[str] = (),
-        key: bytes | None = None,
-        why: str = "",
-        who: str | None = None,
-        spark: str | None = None,
-        spark_conf: Mapping[str, str] | None = None,
-    ) -> ErasedFromArchives:
-        """Erase events from the files of the archive and of its copies; returns what was found.
-
-        Give ids, or a key. For an archive of another system, or of a topic that was deleted: while
-        the topic exists, :meth:`Home.erase` erases from its archives too. ``why`` and ``who`` go
-        to the audit. With ``spark``, a Spark master, tasks there search and rewrite files.
-
-        >>> home.delete_topic("orders")
-        >>> home.archives.get("daily").erase(ids=["order-2"], why="request 1234").events
-        1
-        """
-        wanted = [ids] if isinstance(ids, str) else list(ids)
-        if bool(wanted) == (key is not None):
-            raise InvalidError("archive erase: give ids or a key")
-        because = Why(user_at_host(self._context.environ) if who is None else who, why)
-        context = with_tasks(self._context, f"erase {self.name}", spark, spark_conf)
-        return erase_archived(context, self.reload(), because, wanted, key)
+    # Deleting.
 
     def delete(self, *, files: bool = False, lost: bool = False) -> None:
         """End the archive: drivers stop, and trims no longer wait for it. Its files stay.

@@ -19,8 +19,9 @@ from tidelog.api.journal import unknown_id
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
-from tidelog.coordination.audit import Why
+from tidelog.coordination.audit import Owner, Why
 from tidelog.coordination.jobs import Jobs, SupervisedPart
+from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.coordination.registry import check_shown
 from tidelog.errors import InvalidError
 from tidelog.journal.amend import Amender
@@ -359,7 +360,7 @@ class MaintenanceCalls(ABC):
         return prove_erased(context, found, wanted, list(keys), progress or _ignore)
 
     def record_proof(self, proof: Proof, *, why: str = "", who: str | None = None) -> None:
-        """Write the hash of a proof to the audit of its topic, as ``erase`` does.
+        """Write the hash of a proof to the audit of its topic or archive, as ``erase`` does.
 
         A file of the proof can then be checked against the home: :meth:`has_proof`.
 
@@ -370,7 +371,7 @@ class MaintenanceCalls(ABC):
         """
         from tidelog.erasure.proof import record_proof
 
-        record_proof(self.context, self.topic(proof.topic), proof, self.reason(why, who))
+        record_proof(self.context, self._proved(proof), proof, self.reason(why, who))
 
     def has_proof(self, proof: Proof) -> bool:
         """Return whether the audit of this home has the hash of a proof, such as a loaded one.
@@ -380,7 +381,13 @@ class MaintenanceCalls(ABC):
         """
         from tidelog.erasure.proof import is_recorded
 
-        return is_recorded(self.context, self.topic(proof.topic), proof)
+        return is_recorded(self.context, self._proved(proof), proof)
+
+    def _proved(self, proof: Proof) -> Owner:
+        """Return the topic or archive that a proof is about."""
+        if proof.archive:
+            return read_archive(self.context, proof.archive)
+        return self.topic(proof.topic)
 
     def maintain(
         self,

@@ -6,6 +6,7 @@ commands.
 
 ``from_archives`` deletes what archives hold and their topic does not, ``rewrite`` replaces files by
 ones without the events, ``matcher`` recognizes erased events in any column or line,
-``proof_search`` searches, and ``proof`` has the verdict. The steps of a whole erasure are in
+``proof_scope`` and ``archive_scope`` say what belongs to a topic or an archive, ``proof_search``
+searches it, and ``proof`` has the verdict. The steps of a whole erasure are in
 ``maintenance.turn``.
 """

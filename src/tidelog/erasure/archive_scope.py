@@ -13,7 +13,7 @@ source, into topics. Sources outside of the home are out of reach.
 
 An event is recognized by its offset where offsets mean the same, and by its id or key. One with a
 later time than the erasure is another event; larger offsets say nothing, because no driver knows
-how far a source had come then. So a range that was under way may hold an event that no record
+how far its source had got then. So a range that was under way may hold an event that no record
 names. A proof waits for such ranges, and names those that do not end.
 """
 

@@ -124,6 +124,7 @@ class ErasedFromArchives:
     left: tuple[str, ...] = ()
     out_of_reach: tuple[str, ...] = ()  # sources and copies that were not searched
     named: tuple[str, ...] = ()  # empty files in folders that erased events gave their names
+    is_waiting: bool = False  # whether a range was not finished that may hold such events
 
     @property
     def is_clean(self) -> bool:
@@ -425,6 +426,7 @@ def erase_archived(
         left=left,
         out_of_reach=out_of_reach,
         named=named,
+        is_waiting=bool(unfinished) or any(each.waiting for each in done),
     )
 
 

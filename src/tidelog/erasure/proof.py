@@ -32,6 +32,7 @@ from tidelog.coordination.audit import (
     read_audit,
 )
 from tidelog.erasure.from_archives import DeleteResult
+from tidelog.erasure.proof_places import redacted
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.model.decoding import decode_json
 from tidelog.model.event import to_iso
@@ -260,6 +261,7 @@ def record_proof(context: Context, owner: Owner, proof: Proof, why: Why) -> None
     """Writes who proved what, with the proof's hash, to the audit of its topic or archive."""
     if owner.incarnation != proof.incarnation:
         raise InvalidError(f"proof: is about another {proof.subject}, which was deleted")
+    reason = redacted(why.why, proof.ids, proof.keys)  # a proof must not bring a name back
     by_id = [
         ("", proof.ids[first : first + _MARKS_MAX])
         for first in range(0, len(proof.ids), _MARKS_MAX)
@@ -271,7 +273,7 @@ def record_proof(context: Context, owner: Owner, proof: Proof, why: Why) -> None
             op="prove",
             who=why.who,
             at_ms=context.clock.now_ms(),
-            why=why.why,
+            why=reason,
             events=(),
             state="done",
             key=key,

@@ -42,7 +42,7 @@ from tidelog.archive.roots import removed_archives
 from tidelog.clock import Clock, looks
 from tidelog.connectors.by_url import StoreFolder, folders_of, pipelines_of
 from tidelog.context import Context
-from tidelog.coordination.audit import Owner, put_record, read_records
+from tidelog.coordination.audit import Owner, id_mark, key_mark, put_record, read_records
 from tidelog.coordination.jobs import Keeper, read_jobs
 from tidelog.coordination.manifests import load_manifest
 from tidelog.coordination.pipeline_rows import (
@@ -84,6 +84,7 @@ __all__ = [
     "quoted_errors",
     "quoting_rows",
     "redact_reasons",
+    "redacted",
     "remedy_of",
     "remove_quotes",
     "stagings_of_others",
@@ -362,25 +363,65 @@ def redact_reasons(context: Context, owners: Iterable[Owner], sought: Deletions)
                     put_record(context, owner, changed, version)
 
 
+def redacted(text: str, ids: Collection[str], keys: Collection[str]) -> str:
+    """Returns a reason without the ids and keys that have one of these marks."""
+
+    def found() -> set[str]:
+        words = text.replace(_ERASED, " ")
+        return {each for each in (*_words(words), *_spans(words)) if each and is_one(each)}
+
+    def is_one(words: str) -> bool:
+        is_id = bool(ids) and id_mark(words) in ids
+        return is_id or (bool(keys) and key_mark(words.encode()) in keys)
+
+    text = _without_words(text, found())
+    for word in found():
+        text = text.replace(word, _ERASED)
+    return text
+
+
+def _spans(text: str) -> Iterator[str]:
+    """Yields all sequences of words, because ids may have blanks; a reason is short.
+
+    Each comes also without some of the marks around it, which may be its own.
+    """
+    words = list(re.finditer(r"\S+", text))
+    for number, first in enumerate(words):
+        for last in words[number + 1 :]:
+            span = text[first.start() : last.end()]
+            heads = range(len(span) - len(span.lstrip(_AROUND)) + 1)
+            tails = range(len(span) - len(span.rstrip(_AROUND)) + 1)
+            yield from (span[head : len(span) - tail] for head in heads for tail in tails)
+
+
 def _redact(text: str, sought: Deletions) -> str:
-    words = sorted(_quoted_words(text, sought), key=len, reverse=True)
-    for word in words:
-        text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", lambda _: _ERASED, text)
+    text = _without_words(text, _quoted_words(text, sought))
     for word in _quoted_words(text, sought):
         text = text.replace(word, _ERASED)
+    return text
+
+
+def _without_words(text: str, words: Collection[str]) -> str:
+    for word in sorted(words, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", lambda _: _ERASED, text)
     return text
 
 
 def _quoted_words(text: str, sought: Deletions) -> set[str]:
     """Returns the words of a text that equal one of some ids and keys, which may have blanks."""
     text = text.replace(_ERASED, " ")
-    words = {text, *text.split(), *_WORD.findall(text)}
-    words |= {each.strip(_AROUND) for each in words}
+    words = _words(text)
     found = {each for each in words if each in sought.by_id or each.encode() in sought.by_key}
     found |= {each for each in sought.by_id if len(each.split()) > 1 and each in text}
     data = text.encode()
     spaced = (each for each in sought.by_key if len(each.split()) > 1 and each in data)
     return (found | {each.decode(errors="replace") for each in spaced}) - {""}
+
+
+def _words(text: str) -> set[str]:
+    """Returns the words of a text, also without what may be around them."""
+    words = {text, *text.split(), *_WORD.findall(text)}
+    return words | {each.strip(_AROUND) for each in words}
 
 
 def why_loose(key: str) -> str:

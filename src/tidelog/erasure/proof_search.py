@@ -40,8 +40,8 @@ from tidelog.coordination.pipeline_rows import (
 )
 from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.archive_scope import ArchiveScope
-from tidelog.erasure.known_objects import folder_values
-from tidelog.erasure.matcher import EventMatcher, own_column, rows_of
+from tidelog.erasure.known_objects import event_values, folder_values
+from tidelog.erasure.matcher import EventMatcher, names_of, own_column, rows_of
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_objects import UNREADABLE, ObjectSearch
 from tidelog.erasure.proof_places import (
@@ -368,7 +368,21 @@ class _ProofSearch(ObjectSearch):
         for table, what in stale_entries(self._context, archive, generation):
             self.add(f"table {table}", what, remedies.TABLE.replace("{archive}", archive.name))
         self._owner(store, archive)
-        self.staged(store, [f"{archive.folder(generation)}/", f"{archive.dead}/"])
+        self._strays(store, f"{archive.folder(generation)}/")
+        self.staged(store, [f"{archive.dead}/"])
+
+    def _strays(self, store: Store, folder: str) -> None:
+        """Searches objects of a generation's folder that no commit names, with their names."""
+        for info in store.list(folder):
+            data = self.get(store, info)
+            if data is None:
+                continue
+            below, _, name = info.key.removeprefix(folder).rpartition("/")
+            names = (*folder_values(below, self._living), *names_of(name))
+            if event_values(info.key, data, ()) is None and any(map(self._sought.is_in, names)):
+                why = why_loose(info.key)
+                self.add(info.key, f"has one of them in its name: {why}", remedy_of(info.key))
+            self.loose(info.key, data, why_loose(info.key))
 
     @contextlib.contextmanager
     def _note_changes(

@@ -7,7 +7,8 @@
 archives and sweeps. Each of these may crash and be repeated. The scribe does the same in the
 background, after its grace period. A range of an archive that was planned before the delete may
 still write an event, so an erasure waits for it. An append under way has an object that no row
-names yet, so a proof that finds one is made again.
+names yet, so a proof that finds one is made again. Events of archives without topic are erased and
+proved by ``erase_archived_and_prove``, with the same steps except the compile.
 """
 
 from __future__ import annotations
@@ -16,21 +17,23 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from tidelog.archive.archive import list_archives
-from tidelog.archive.derived_archives import reachable_archives_of
+from tidelog.archive.derived_archives import copies_of, reachable_archives_of
 from tidelog.archive.erased_events import Places
 from tidelog.archive.tables import repair_tables
 from tidelog.clock import looks
 from tidelog.context import Context
-from tidelog.coordination.audit import forget_actions
+from tidelog.coordination.audit import Why, forget_actions
 from tidelog.coordination.pipeline_rows import is_detached
 from tidelog.erasure.from_archives import (
+    DeleteResult,
     closed_offsets,
+    erase_archived,
     finish_archive,
     keep_deletions,
     settled_offsets,
 )
 from tidelog.erasure.proof import Proof
-from tidelog.erasure.proof_search import prove_erased
+from tidelog.erasure.proof_search import prove_erased, prove_erased_from_archive
 from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archives
 from tidelog.errors import (
     CorruptError,
@@ -49,11 +52,13 @@ from tidelog.log.status import read_heads
 from tidelog.log.topics import list_topics, read_head
 from tidelog.maintenance.pipeline_sweep import PipelineSweep, sweep_archives
 from tidelog.model import layout
+from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 
 __all__ = [
     "ArchiveEraser",
     "ArchiveTurns",
+    "ArchivedEvents",
     "Erasure",
     "ErasureWatch",
     "carry_closed_deletes",
@@ -61,6 +66,7 @@ __all__ = [
     "carry_out",
     "carry_out_all",
     "carry_out_and_prove",
+    "erase_archived_and_prove",
     "sweep_everything",
 ]
 
@@ -86,6 +92,20 @@ class Erasure:
     archives: list[ArchiveErasure]
     swept: SweepReport
     staging: PipelineSweep
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedEvents:
+    """Events of an archive without topic, by ids or by one key."""
+
+    archive: Archive
+    ids: Collection[str] = ()
+    key: bytes | None = None
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """Returns the key, if there is one."""
+        return () if self.key is None else (self.key,)
 
 
 class ErasureWatch:
@@ -163,16 +183,53 @@ def carry_out(context: Context, topic: Topic, grace_ms: int, wait_ms: int = WAIT
         compiled = compile_by_tasks(context, context.tasks, [topic], policy)
     deleted = settled_offsets(context, topic)
     archives = erase_until_settled(context, topic, deleted, wait_ms, errors.append)
-    for archive in {each.name: each for each, _ in reachable_archives_of(context, topic)}.values():
-        errors += repair_tables(context, archive)
-    swept = sweep_home(context, grace_ms)
+    made = {each.name: each for each, _ in reachable_archives_of(context, topic)}.values()
+    swept, staging = _repair_and_sweep(context, made, grace_ms, errors)
     # Damage keeps the sweep from deleting, and a proof names what is left. Other errors are new.
     failed = [each.error for each in swept.refused if each.topic == topic.name]
     errors += [each for each in failed if not isinstance(each, CorruptError | InvalidError)]
-    done = Erasure(compiled, archives, swept, sweep_archives(context, grace_ms))
     for error in errors:
         raise error
-    return done
+    return Erasure(compiled, archives, swept, staging)
+
+
+def _repair_and_sweep(
+    context: Context, archives: Iterable[Archive], grace_ms: int, errors: list[TidelogError]
+) -> tuple[SweepReport, PipelineSweep]:
+    """Repairs the tables of archives, and sweeps topics, archives and pipelines."""
+    for archive in archives:
+        errors += repair_tables(context, archive)
+    return sweep_home(context, grace_ms), sweep_archives(context, grace_ms)
+
+
+def erase_archived_and_prove(
+    context: Context, events: ArchivedEvents, why: Why, wait_ms: int, watch: ErasureWatch
+) -> Proof:
+    """Erases events from an archive without topic, and searches for what is left of them.
+
+    Erases again while a range is under way that may hold such events, for ``wait_ms`` at most. A
+    call that dies can be repeated: what it had erased is proved too.
+    """
+    archive, total, ids, unseen = events.archive, 0, set[str](), dict[str, None]()
+    for is_last in looks(context.clock, wait_ms / 1000, _LOOK_AGAIN_S):
+        watch.purging()
+        found = erase_archived(context, archive, why, events.ids, events.key)
+        total, unseen = total + found.events, unseen | dict.fromkeys(found.unseen)
+        ids |= found.ids
+        errors: list[TidelogError] = []
+        copies = [each.archive for each in copies_of(context, archive)]
+        own = [each for each in copies if not is_detached(context, each)]
+        swept = _repair_and_sweep(context, own, 0, errors)
+        for error in errors:
+            raise error
+        watch.purged(Erasure(CompileReport(), list(found.archives), *swept))
+        if not found.is_waiting or watch.is_stopped() or is_last:
+            break
+        watch.waiting(archive.name)
+    proof = prove_erased_from_archive(context, archive, events.ids, events.keys, watch.searched)
+    missing = tuple(each for each in events.ids if each not in ids)
+    proof.deleted = DeleteResult(archived=total, missing=missing, unseen=tuple(unseen))
+    return proof
 
 
 def erase_until_settled(

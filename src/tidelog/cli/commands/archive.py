@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from tidelog.api.archives import ArchiveHandle
+from tidelog.api.maintenance import ProveOptions
 from tidelog.cli.commands.amend import (
     say_unseen,
     show_records,
@@ -31,6 +32,7 @@ from tidelog.cli.commands.archive_generations import (
 )
 from tidelog.cli.commands.archive_look import cat, dead, find, verify
 from tidelog.cli.commands.archive_status import finalize, register, status
+from tidelog.cli.commands.proof import end_with, proof_option, removal_bar, show_proof
 from tidelog.cli.output import FAILED, CommandGroup, Output, counted, json_option, size_text, utf8
 from tidelog.cli.pipeline_options import (
     AfterCycles,
@@ -44,6 +46,7 @@ from tidelog.cli.pipeline_options import (
     worker_options,
 )
 from tidelog.cli.terminal import ask_first, open_home, yes_option
+from tidelog.erasure.from_archives import ErasedFromArchives
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model.address import nearest
 from tidelog.model.archive import Archive
@@ -128,6 +131,19 @@ _NAMED = (
 @why_option
 @who_option
 @yes_option
+@click.option(
+    "--prove",
+    is_flag=True,
+    help="Also sweep what is left over, then search all objects for the events.",
+)
+@proof_option
+@click.option(
+    "--wait",
+    default="10s",
+    show_default=True,
+    metavar="D",
+    help="With --prove, how long to wait for ranges that may still write the events.",
+)
 @task_options
 @json_option
 @click.pass_obj
@@ -141,10 +157,16 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
     code 1 if an id or the key is not there, if such an archive still holds one of the events, or
     if a folder still has a name that came from them.
 
+    --prove sweeps and then searches every object that could hold the events: of the archive, its
+    copies, those that it was made of, and others of the same source. It prints one verdict with its
+    evidence, and the archive's audit records its hash. --proof FILE also writes it to a file, which
+    `tidelog proof check` checks. Exit code 1 unless the verdict is "erased".
+
     \b
     Examples:
       tidelog archive erase daily --id order-17 --why "request 2026-118" --yes
       tidelog archive erase daily --key customer-7 --yes
+      tidelog archive erase clicks --key customer-7 --proof request-118.json --yes
     """
     ids, key = list(given["ids"]), given["key"]
     if bool(ids) == (key is not None):
@@ -154,14 +176,25 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
         archive = home.archives.get(name)
         question = f"Erase {what} from archive `{name}`, for good?"
         ask_first(f"events of archive `{name}`", question, given["yes"])
-        done = archive.erase(
-            ids=ids,
-            key=None if key is None else key.encode(),
-            why=given["why"],
-            who=given["who"],
-            **tasks_of(given),
-        )
+        tasks, wanted = tasks_of(given), None if key is None else key.encode()
+        if given["prove"] or given["proof_file"]:
+            with removal_bar(home, archive=name) as watch:
+                how = ProveOptions(who=given["who"], wait=given["wait"], watch=watch, **tasks)
+                proof = archive.erase(ids=ids, key=wanted, why=given["why"], prove=True, **how)
+            show_proof(output, proof, watch.values)
+            if proof.deleted is not None and not output.as_json:
+                say_unseen(output, proof.deleted.unseen)
+            end_with(output, proof, given["proof_file"])
+            return
+        done = archive.erase(ids=ids, key=wanted, why=given["why"], who=given["who"], **tasks)
         covered = archive.copies()
+    _show_erased(output, ids, done, covered)
+
+
+def _show_erased(
+    output: Output, ids: list[str], done: ErasedFromArchives, covered: list[str]
+) -> None:
+    """Print what was erased; exit with 1 unless everything was found and nothing is left."""
     missing = [each for each in ids if each not in done.ids]
     messages = {
         "left": [*done.left, *(f"file `{each}`: {_NAMED}" for each in done.named)],
@@ -169,7 +202,7 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
     }
     output.record(
         {
-            "archive": name,
+            "archive": covered[0],
             "erased": done.events,
             "files": sum(each.files for each in done.archives),
             "waiting": sum(each.waiting for each in done.archives),

@@ -87,7 +87,7 @@ def check(home_text: str | None, output: Output, /, file: str, **given: Any) -> 
         with open_home(home_text) as home:
             if not home.has_proof(found):
                 raise FailedError(
-                    f"proof `{file}`: the audit of topic `{found.topic}` does not have its hash: "
+                    f"proof `{file}`: the audit of {found.subject} does not have its hash: "
                     "it was written elsewhere, or was not recorded"
                 )
     show_proof(output, found)
@@ -98,7 +98,7 @@ def search_with_bar(
     home: Home, topic: str, ids: Collection[str], keys: Collection[bytes], how: SparkFields
 ) -> Proof:
     """Search all objects, with a progress bar."""
-    with _search_bar(home, topic) as advance:
+    with progress_bar(f"search {topic}", _topic_bytes(home, topic)) as advance:
         return home.prove_erased(topic, ids=ids, keys=keys, progress=advance, **how)
 
 
@@ -119,19 +119,15 @@ class RemovalWatch(ErasureWatch):
 
 
 @contextmanager
-def removal_bar(home: Home, topic: str) -> Iterator[RemovalWatch]:
-    """Gives what follows an erasure, with a progress bar for its search."""
-    with _search_bar(home, topic) as advance:
+def removal_bar(home: Home, topic: str = "", archive: str = "") -> Iterator[RemovalWatch]:
+    """Gives what follows an erasure from a topic or archive, with a bar for its search."""
+    total = home.archives.get(archive).stored_bytes if archive else _topic_bytes(home, topic)
+    with progress_bar(f"search {topic or archive}", total) as advance:
         yield RemovalWatch(advance)
 
 
-@contextmanager
-def _search_bar(home: Home, topic: str) -> Iterator[Callable[[int], None]]:
-    def total() -> int:
-        return sum(state.bytes or 0 for state in home.partitions(topic))
-
-    with progress_bar(f"search {topic}", total) as advance:
-        yield advance
+def _topic_bytes(home: Home, topic: str) -> Callable[[], int]:
+    return lambda: sum(state.bytes or 0 for state in home.partitions(topic))
 
 
 def show_proof(output: Output, proof: Proof, purged: Mapping[str, int] | None = None) -> None:
@@ -153,26 +149,27 @@ def end_with(output: Output, proof: Proof, file: str | None = None) -> None:
     if file is not None:
         proof.save(file)
         output.say(f"\nWrote the proof to {file}. Check it with `tidelog proof check {file}`.")
-    unseen = proof.deleted is not None and proof.deleted.unseen
+    unseen = () if proof.deleted is None else proof.deleted.unseen
     if unseen or not proof.is_clean:
         sys.exit(FAILED)
 
 
 def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
-    shown = {"topic": proof.topic}
+    shown = _subject(proof)
     deleted = proof.deleted
     if deleted is not None:
         found = deleted.events + deleted.archived + deleted.strays
-        only = f", {deleted.archived:,} of them only in archives" if deleted.archived else ""
+        archived = 0 if proof.archive else deleted.archived
+        only = f", {archived:,} of them only in archives" if archived else ""
         if deleted.strays:
             only += f", {deleted.strays:,} of them in objects that no row names"
         shown["deleted"] = (counted(found, "event") if found else "nothing new") + only
         if deleted.missing:
             shown["not found"] = counted(len(deleted.missing), "id")
     if done is not None:
+        journals = "" if proof.archive else f"{counted(done['journals_made'], 'journal')} and "
         shown["removed"] = (
-            f"{counted(done['objects_deleted'], 'object')} deleted, "
-            f"{counted(done['journals_made'], 'journal')} and "
+            f"{counted(done['objects_deleted'], 'object')} deleted, {journals}"
             f"{counted(done['archive_files_rewritten'], 'archive file')} rewritten"
         )
         if done[_UNDER_WAY]:
@@ -186,10 +183,14 @@ def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
     return shown
 
 
+def _subject(proof: Proof) -> dict[str, str]:
+    return {"archive": proof.archive} if proof.archive else {"topic": proof.topic}
+
+
 def _values(proof: Proof, purged: Mapping[str, int] | None) -> dict[str, Any]:
     deleted = proof.deleted
     return {
-        "topic": proof.topic,
+        **_subject(proof),
         "verdict": proof.verdict,
         "erased": proof.is_erased,
         "known": proof.known,

@@ -1,0 +1,116 @@
+"""Erasing events from an archive that has no topic, and proving it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, Unpack, overload
+
+from tidelog.api.archive_view import ArchiveView
+from tidelog.api.maintenance import ProveOptions
+from tidelog.api.spark_workers import with_tasks
+from tidelog.coordination.audit import Why, user_at_host
+from tidelog.erasure.from_archives import ErasedFromArchives, erase_archived
+from tidelog.erasure.proof import Proof, record_proof
+from tidelog.erasure.proof_search import prove_erased_from_archive
+from tidelog.errors import InvalidError
+from tidelog.maintenance.turn import ArchivedEvents, ErasureWatch, erase_archived_and_prove
+from tidelog.model.times import duration_ms
+from tidelog.settings import check_options
+
+__all__ = ["ErasableArchive"]
+
+
+class ErasableArchive(ArchiveView):
+    """What erases events from an archive, its files and its copies."""
+
+    @overload
+    def erase(
+        self,
+        *,
+        ids: Iterable[str] = ...,
+        key: bytes | None = ...,
+        why: str = ...,
+        prove: Literal[False] = ...,
+        **options: Unpack[ProveOptions],
+    ) -> ErasedFromArchives: ...
+
+    @overload
+    def erase(
+        self,
+        *,
+        ids: Iterable[str] = ...,
+        key: bytes | None = ...,
+        why: str = ...,
+        prove: Literal[True],
+        **options: Unpack[ProveOptions],
+    ) -> Proof: ...
+
+    def erase(
+        self,
+        *,
+        ids: Iterable[str] = (),
+        key: bytes | None = None,
+        why: str = "",
+        prove: bool = False,
+        **options: Unpack[ProveOptions],
+    ) -> ErasedFromArchives | Proof:
+        """Erase events from the files of the archive and of its copies; returns what was found.
+
+        Give ids, or a key. For an archive of another system, or of a topic that was deleted: while
+        the topic exists, :meth:`Home.erase` erases from its archives too. ``why`` and ``who`` go
+        to the audit. With ``spark``, a Spark master, tasks there search and rewrite files.
+
+        >>> home.delete_topic("orders")
+        >>> home.archives.get("daily").erase(ids=["order-2"], why="request 1234").events
+        1
+
+        With ``prove``, it also sweeps what is left over, searches every object that could hold the
+        events, and returns the :class:`Proof`; its hash goes to the archive's audit. ``wait`` is
+        how long to wait for ranges that may still write such an event. Archives that this one was
+        made of, and others of the same source, are searched too: the proof names those that still
+        hold one of the events. A call that fails can be repeated.
+
+        >>> proof = home.archives.get("daily").erase(ids=["order-3"], prove=True)
+        >>> proof.verdict, proof.archive, proof.deleted.archived
+        ('erased', 'daily', 1)
+        """
+        check_options("archive erase", options, ProveOptions)
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        if bool(wanted) == (key is not None):
+            raise InvalidError("archive erase: give ids or a key")
+        who = options.get("who")
+        because = Why(user_at_host(self._context.environ) if who is None else who, why)
+        spark, conf = options.get("spark"), options.get("spark_conf")
+        context = with_tasks(self._context, f"erase {self.name}", spark, conf)
+        archive = self.reload()
+        if not prove:
+            return erase_archived(context, archive, because, wanted, key)
+        wait_ms = duration_ms(options.get("wait") or "10s")
+        watch, events = options.get("watch") or ErasureWatch(), ArchivedEvents(archive, wanted, key)
+        proof = erase_archived_and_prove(context, events, because, wait_ms, watch)
+        record_proof(context, archive, proof, because)
+        return proof
+
+    def prove_erased(
+        self,
+        *,
+        ids: Iterable[str] = (),
+        keys: Iterable[bytes] = (),
+        progress: Callable[[int], None] | None = None,
+        spark: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+    ) -> Proof:
+        """Search all objects that could hold erased events and return what is left of them.
+
+        For events that :meth:`erase` has erased. ``progress`` gets the bytes of each object. With
+        ``spark``, a Spark master, tasks there search the files of archives. Changes nothing;
+        :meth:`Home.record_proof` writes the proof's hash to the archive's audit.
+
+        >>> home.delete_topic("orders")
+        >>> home.archives.get("daily").prove_erased(ids=["order-1"]).verdict
+        'not erased'
+        """
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        context = with_tasks(self._context, f"prove {self.name}", spark, spark_conf)
+        archive, tell = self.reload(), progress or (lambda _: None)
+        return prove_erased_from_archive(context, archive, wanted, list(keys), tell)
