@@ -77,6 +77,26 @@ def test_erased_event_that_the_backup_lacks_is_accounted_as_erased(
     assert (manifest.read, manifest.deleted, manifest.absent) == (19, 1, 0)
 
 
+def test_erased_event_stays_counted_where_a_fill_ends_inside_a_commit(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
+
+    def open_holed(url: str, **how: Any) -> Source:
+        held = HoledBackup(how["open_context"], "own")  # 1, 4, 7 and so on never were there
+        return held if url == held.url else open_source(url, **how)
+
+    monkeypatch.setattr(by_url, "open_source", open_holed)
+    drive(home, an_archive(home, "daily", "holed:own", parser="json:at"))
+    daily = home.archives.get("daily")
+    daily.erase(ids=["id-2"], why="asked")
+    trim(home, 10)  # the source's events begin inside the only commit
+    backfill(home)
+    promoted = promote(home.context, "daily")
+    found = list(read_manifests(home.context, promoted.pipeline(), "t/0"))
+    assert [(each.deleted, each.absent) for each in found] == [(1, 3), (0, 4)]
+
+
 def test_an_event_that_is_erased_during_a_rollback_is_in_no_generation(home: Home) -> None:
     home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
     drive(home, an_archive(home, "daily", parser="json:at"))

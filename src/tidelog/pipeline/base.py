@@ -35,7 +35,15 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
-from tidelog.model.pipeline import Aside, Commit, Intent, Manifest, Progress
+from tidelog.model.pipeline import (
+    Aside,
+    Commit,
+    Gap,
+    Intent,
+    Manifest,
+    Progress,
+    offsets_between,
+)
 from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader, CompletedReader
 from tidelog.tasks import Pool
 
@@ -94,6 +102,14 @@ class ErasedRows:
         keep = keep if not_erased is None else keep & not_erased
         return batch if keep.all() else batch.filter(pa.array(keep))
 
+    def count_in(self, start: int, end: int, gaps: Sequence[Gap] = ()) -> int:
+        """Returns how many erased offsets are between two, outside of gaps."""
+        inside = self.offsets[(self.offsets >= start) & (self.offsets < end)]
+        for gap in gaps:
+            if not gap.is_partial:
+                inside = inside[(inside < int(gap.start)) | (inside >= int(gap.end))]
+        return len(inside)
+
 
 NO_ERASED_ROWS = ErasedRows()
 
@@ -144,6 +160,7 @@ class Track:
     intent_version: str = ""
     late: Sequence[str] = ()  # manifests that a restored catalog may have lost
     reader: RangeReader | None = None  # of the current range
+    erased: ErasedRows = NO_ERASED_ROWS  # that the current range must skip
 
     @property
     def carried(self) -> CarriedRange | None:
@@ -226,7 +243,23 @@ def missing_from(
             f"source partition `{track.partition.text}`: {produced.read} events came from "
             f"[{start}, {produced.end}), which are more than it has offsets"
         )
-    return missing
+    return _with_erased(missing, reached, track.erased, produced.staged.left_out)
+
+
+def _with_erased(
+    missing: MissingOffsets, range: SourceRange, erased: ErasedRows, left_out: int
+) -> MissingOffsets:
+    """Returns what is missing, where no offset known to be erased counts as never there.
+
+    A source may know only totals, or no longer know that an offset had an event. Of the erased
+    offsets, ``left_out`` ones were read at most, and a transform dropped some at most.
+    """
+    if not missing.absent or offsets_between(range.start, range.limit) is None:
+        return missing
+    known = erased.count_in(int(range.start), int(range.limit), missing.gaps) - left_out
+    known -= sum(gap.offsets for gap in missing.gaps if gap.is_partial)
+    moved = min(missing.absent, max(0, known - missing.deleted))
+    return replace(missing, absent=missing.absent - moved, deleted=missing.deleted + moved)
 
 
 def is_idle(intent: Intent, produced: TaskOutput) -> bool:

@@ -226,10 +226,10 @@ def plan_tasks(
     if track.head.names and isinstance(sink, AsideSink):
         sink = sink.with_suffix(track.head.names)
     transform = "" if track.carried and track.carried.as_is else pipeline.transform
-    erased = pipeline.erased(track.partition.text)  # since the intent; later ones wait
+    track.erased = pipeline.erased(track.partition.text)  # since the intent; later ones wait
     parts = divide_reader(pipeline.source, reader, intent.cuts)
     where = (pipeline.id, track.partition.text, track.head.epoch)
-    task = Task(reader, sink, "", transform, erased=erased, title=pipeline.heading)
+    task = Task(reader, sink, "", transform, erased=track.erased, title=pipeline.heading)
     return [
         replace(task, reader=part, staging=layout.staging(*where, ids.new()), cut=number)
         for number, part in enumerate(parts)
