@@ -49,6 +49,7 @@ __all__ = [
     "ArchiveHandle",
     "ArchiveHistory",
     "ArchiveOptions",
+    "ArchiveRunOptions",
     "ArchiveStatus",
     "ArchiveTables",
     "ArchiveUpdate",

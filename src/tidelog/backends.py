@@ -48,6 +48,7 @@ from tidelog.process import LocalProcesses
 from tidelog.settings import Settings, load_settings
 from tidelog.store import Store, open_store
 from tidelog.store.wrappers import CachedStore, Meter, MeteredStore, RetryingStore
+from tidelog.telemetry import open_spans
 
 __all__ = [
     "World",
@@ -244,8 +245,9 @@ def create_context(
 
 
 def real_world() -> World:
-    """Returns the world of this process."""
-    return World(environ=os.environ)  # noqa: TID251 - the one place that reads the environment
+    """Returns the world of this process, with spans where OpenTelemetry is set up."""
+    environ = os.environ  # noqa: TID251 - the one place that reads the environment
+    return World(environ=environ, spans=open_spans(environ))
 
 
 def _opened(

@@ -36,6 +36,7 @@ from tidelog.api.pipelines import Stream as Stream
 from tidelog.api.pipelines import StreamOptions as StreamOptions
 from tidelog.api.playbacks import Playbacks as Playbacks
 from tidelog.api.playbacks import PlayOptions as PlayOptions
+from tidelog.api.run_metrics import ArchiveRunOptions as ArchiveRunOptions
 from tidelog.archive.archive import ArchiveOptions as ArchiveOptions
 from tidelog.archive.archive import FormatOptions as FormatOptions
 from tidelog.archive.dead_letters import ReplayPlan as ReplayPlan

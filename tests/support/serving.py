@@ -15,10 +15,10 @@ import httpx
 
 from tidelog.errors import TidelogError
 from tidelog.home import Home, World, create_home
-from tidelog.server.http.telemetry import Telemetry
 from tidelog.server.options import ServeOptions
 from tidelog.server.run import serve
 from tidelog.settings import Settings
+from tidelog.telemetry import Telemetry
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def serving(
 
         def run() -> None:
             try:
-                serve(home, ServeOptions(**{"port": 0, **options}), note, telemetry, stop)
+                serve(home, ServeOptions(**{"port": 0, **options}), note, stop)
             except BaseException as exc:  # noqa: BLE001 - raised by the test
                 failed.append(exc)
             finally:

@@ -15,12 +15,8 @@ import msgspec
 
 from tidelog.api.archive_erasure import ErasableArchive
 from tidelog.api.archive_view import ArchiveTables
-from tidelog.api.pipelines import (
-    RunOptions,
-    RunResult,
-    driver_options,
-    run_pipeline,
-)
+from tidelog.api.pipelines import RunOptions, RunResult, driver_options, run_pipeline
+from tidelog.api.run_metrics import ArchiveRunOptions, RunMetrics, send_statsd
 from tidelog.api.spark_workers import open_workers
 from tidelog.archive.archive import (
     ArchiveKind,
@@ -147,6 +143,13 @@ class Archives:
         ready = [each for each in list_archives(self._context) if each.state == "ready"]
         return metrics_text(self._context, ready)
 
+    def send_metrics(self, statsd: str, names: Iterable[str] | None = None) -> None:
+        """Send the metrics of these archives, or of all, to a StatsD server at ``HOST:PORT``.
+
+        >>> home.archives.send_metrics("127.0.0.1:8125")
+        """
+        send_statsd(statsd, self.metrics(names))
+
     def __repr__(self) -> str:
         return f"Archives({[each.name for each in list_archives(self._context)]!r})"
 
@@ -163,7 +166,7 @@ class ArchiveHandle(ErasableArchive):
         spark: str | None = None,
         start: Start | None = None,
         dead_share: float | None = None,
-        **options: Unpack[RunOptions],
+        **options: Unpack[ArchiveRunOptions],
     ) -> RunResult:
         """Archive what the source holds and return what was done.
 
@@ -172,13 +175,16 @@ class ArchiveHandle(ErasableArchive):
         begun yet. ``dead_share`` is for this run. Several drivers share the source's partitions;
         without ``follow`` a run leaves the others those that they have (``on_left``). Tables that
         drivers keep up to date follow each cycle. After a promote the run goes on with the
-        generation that is live then. Safe to kill, to repeat, and to run twice at once.
+        generation that is live then. Options that write metrics do so after cycles and at the end.
+        Safe to kill, to repeat, and to run twice at once.
 
         >>> _ = home.append("orders", [tidelog.Event(b'{"at": 1794744000000}')])
         >>> home.archives.get("daily").run().events
         1
         """
-        check_options(f"run of archive `{self.name}`", options, RunOptions)
+        check_options(f"run of archive `{self.name}`", options, ArchiveRunOptions)
+        metrics = RunMetrics(self._context.clock, self, options)
+        watched = metrics.watch()
         check_active(self.reload())  # before Spark is started
         if start is not None:
             choose_start(self._context, self.name, start)
@@ -187,8 +193,8 @@ class ArchiveHandle(ErasableArchive):
         while True:
             found = self.reload()
             policy = FilePolicy(found.max_bytes, found.max_age_ms)
-            how = driver_options(options, follow=follow, policy=policy)
-            how.on_cycle = functools.partial(self._after_cycle, options)
+            how = driver_options(watched, follow=follow, policy=policy)
+            how.on_cycle = functools.partial(self._after_cycle, watched)
             wanted = _with_dead_share(found, dead_share)
             pipeline = open_pipeline(self._context, wanted, workers, rate=options.get("rate"))
             done.generation = found.generation
@@ -201,6 +207,7 @@ class ArchiveHandle(ErasableArchive):
                     raise
                 options.get("on_promote", _ignore)(promoted)
         register(self._context, self.reload())
+        metrics.finish()
         return done
 
     def _after_cycle(self, options: RunOptions, report: CycleReport) -> None:

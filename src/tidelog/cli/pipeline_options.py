@@ -1,18 +1,13 @@
-"""What commands that drive a pipeline share: options, workers, progress, metrics and signals.
+"""What commands that drive a pipeline share: options, workers, progress and signals.
 
-The options that say how an archive's files are made are shared by ``create`` and ``backfill``. A
-command can keep its metrics in a file, for a textfile collector.
+The options that say how an archive's files are made are shared by ``create`` and ``backfill``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, TypeVar
@@ -21,25 +16,17 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from tidelog.api.archives import ArchiveHandle
 from tidelog.api.pipelines import RunOptions
 from tidelog.api.spark_workers import missing_for_spark
 from tidelog.archive.archive import FormatOptions
-from tidelog.archive.metrics import statsd_lines
-from tidelog.archive.status import WaitingTimes
 from tidelog.backends import real_world
 from tidelog.cli.output import Output, counted, echo_aside
 from tidelog.cli.terminal import Interruption
-from tidelog.context import NoSpans
-from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpected
-from tidelog.home import Home, World
+from tidelog.errors import InvalidError, TidelogError
 from tidelog.pipeline.base import CycleReport
-from tidelog.server.http.telemetry import open_telemetry
 
 __all__ = [
-    "AfterCycles",
     "DriverWatch",
-    "check_metrics_file",
     "format_of",
     "format_options",
     "run_options",
@@ -48,9 +35,7 @@ __all__ = [
     "spark_options",
     "task_options",
     "tasks_of",
-    "traced_world",
     "worker_options",
-    "write_metrics_file",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -285,12 +270,6 @@ class DriverWatch:
             self.tell(f"{partition.text}: {error}")
 
 
-def traced_world() -> World:
-    """Returns this process's world, with spans if OpenTelemetry has a provider."""
-    world = real_world()
-    return replace(world, spans=open_telemetry(world.environ) or NoSpans())
-
-
 _FORMAT_OPTIONS = (
     click.option(
         "--parser",
@@ -393,107 +372,3 @@ def _text(given: str | None) -> str | None:
         return Path(given[1:]).read_text()
     except (OSError, UnicodeDecodeError) as exc:
         raise InvalidError(f"--schema {given}: cannot be read ({exc}): give a text file") from exc
-
-
-def check_metrics_file(file: Path | None) -> None:
-    """Refuse a file in a folder that is not there or may not be written, before work begins."""
-    if file is None:
-        return
-    if not file.parent.is_dir():
-        raise InvalidError(f"metrics file `{file}`: its folder is not there: make it")
-    if not os.access(file.parent, os.W_OK):
-        raise InvalidError(f"metrics file `{file}`: its folder may not be written: give the right")
-
-
-def write_metrics_file(file: Path, text: str) -> None:
-    """Writes a text, whole or not at all. Raises ``InvalidError`` if the folder is missing."""
-    check_metrics_file(file)
-    fresh = file.with_name(f".{file.name}.{os.getpid()}")
-    fresh.write_text(text)
-    fresh.replace(file)
-
-
-def send_statsd(address: str, text: str) -> None:
-    """Send Prometheus metrics to a StatsD server, as gauges in datagrams. ``InvalidError``."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise InvalidError(f"statsd `{address}`: give HOST:PORT")
-    packets: list[str] = []
-    for line in statsd_lines(text):
-        if packets and len(packets[-1]) + len(line) < _PACKET_BYTES:
-            packets[-1] += f"\n{line}"
-        else:
-            packets.append(line)
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, place = found[0]
-        with socket.socket(family, kind, protocol) as sender:
-            for packet in packets:
-                sender.sendto(packet.encode(), place)
-    except OSError as exc:
-        raise UnavailableError(f"statsd `{address}`: cannot be sent to ({exc}): try again") from exc
-
-
-_PACKET_BYTES = 1_400  # of a datagram, so that networks do not cut it
-_METRICS_S = 15.0  # between two writes of the file
-
-
-class AfterCycles:
-    """Registers tables and writes metrics after cycles; an error does not stop the archive."""
-
-    def __init__(
-        self,
-        home: Home,
-        archive: ArchiveHandle,
-        metrics: Path | None,
-        *,
-        statsd: str | None = None,
-        kafka_group: str | None = None,
-    ) -> None:
-        self._clock = home.context.clock
-        self._statsd = statsd
-        self._group = kafka_group
-        self._archive = archive
-        check_metrics_file(metrics)
-        self._metrics = metrics
-        self._waiting = WaitingTimes()
-        self._written_s: float | None = None
-
-    def cycle(self, watch: DriverWatch, report: CycleReport) -> None:
-        """Shows a cycle that has ended, and writes the metrics if they are due."""
-        watch.cycle(report)
-        with self._told(watch):
-            self._write_metrics(_METRICS_S)
-
-    def outage(self, watch: DriverWatch, error: TidelogError, wait_s: float) -> None:
-        """Report that the source cannot be reached, and write that to the metrics."""
-        watch.outage(error, wait_s)
-        with self._told(watch):
-            self._write_metrics(_METRICS_S)
-
-    def finish(self) -> None:
-        """Writes the metrics a last time; raises the error if that fails."""
-        self._write_metrics(0.0)
-
-    @contextlib.contextmanager
-    def _told(self, watch: DriverWatch) -> Iterator[None]:
-        try:
-            yield
-        except Exception as exc:  # noqa: BLE001 - a full disk must not stop the archive
-            watch.tell(f"after the cycle: {unexpected(f'archive `{self._archive.name}`', exc)}")
-
-    def _write_metrics(self, every_s: float) -> None:
-        now_s = self._clock.monotonic_s()
-        wanted = (self._metrics, self._statsd, self._group)
-        if wanted == (None, None, None) or now_s - (self._written_s or -every_s) < every_s:
-            return
-        self._written_s = now_s
-        if self._group is not None:
-            self._archive.publish_offsets(self._group)
-        if self._metrics is None and self._statsd is None:
-            return
-        text = self._archive.metrics(self._waiting)
-        if self._metrics is not None:
-            write_metrics_file(self._metrics, text)
-        if self._statsd is not None:
-            send_statsd(self._statsd, text)

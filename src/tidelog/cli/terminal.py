@@ -26,7 +26,7 @@ import click
 from tidelog.backends import real_world
 from tidelog.cli.output import utf8
 from tidelog.errors import FailedError, InvalidError
-from tidelog.home import Home, World
+from tidelog.home import Home
 from tidelog.home import open_home as open_any
 from tidelog.settings import DEFAULT_FOLDER, load_settings
 
@@ -58,9 +58,9 @@ CREATING = frozenset(
 """Commands that need no topic, archive or pump that was created before."""
 
 
-def open_home(home_text: str | None, *, world: World | None = None) -> Home:
+def open_home(home_text: str | None) -> Home:
     """Open the home that a command works on."""
-    world = world or real_world()
+    world = real_world()
     command = click.get_current_context().command_path.partition(" ")[2]
     if command not in CREATING:
         settings = load_settings(home_text, world.environ, world.folder)

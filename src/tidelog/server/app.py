@@ -84,8 +84,8 @@ from tidelog.server.http.request import (
     inflate,
     is_encoded,
 )
-from tidelog.server.http.telemetry import Telemetry
 from tidelog.server.options import ServeOptions
+from tidelog.telemetry import Telemetry
 
 __all__ = ["APPEND", "OPERATIONS", "TRACK", "TRACK_TOPIC", "Operation", "ServerApp"]
 
@@ -141,9 +141,7 @@ Run = Callable[[Scope, Receive, Send, dict[bytes, bytes]], Awaitable[int]]
 class ServerApp:
     """The ASGI application of one home. Start and stop it in a running loop."""
 
-    def __init__(
-        self, home: Home, options: ServeOptions, telemetry: Telemetry | None = None
-    ) -> None:
+    def __init__(self, home: Home, options: ServeOptions) -> None:
         if options.body_bytes_max > home.context.settings.buffer_bytes:
             raise InvalidError(
                 f"serve: body-max {options.body_bytes_max}: is more than a producer holds: give "
@@ -151,12 +149,13 @@ class ServerApp:
             )
         self._home = home
         self._options = options
-        self._telemetry = telemetry
+        spans = home.context.spans
+        self._telemetry = spans if isinstance(spans, Telemetry) else None
         self._clock = home.context.clock
         self._now_s = home.context.clock.monotonic_s
         self._threads = ServerThreads()
         self._topics = OpenTopics(home, self._threads.pool)
-        link = telemetry.link if telemetry is not None else lambda: None
+        link = self._telemetry.link if self._telemetry is not None else lambda: None
         self._ingest = Ingest(home, self._topics, self._threads, link)
         self._bodies = Bodies(options.body_bytes_max, self._clock)
         self._deliveries = Deliveries(self._clock)

@@ -32,7 +32,6 @@ from tidelog.home import Home
 from tidelog.server.app import ServerApp
 from tidelog.server.http import limits
 from tidelog.server.http.connection import Certificate, Connection, TlsListener
-from tidelog.server.http.telemetry import Telemetry
 from tidelog.server.options import ServeOptions
 
 __all__ = ["serve"]
@@ -47,7 +46,6 @@ def serve(
     home: Home,
     options: ServeOptions,
     on_listening: Callable[[str, bool], None],
-    telemetry: Telemetry | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Serves a home until a signal comes, or until ``stop`` is set from another thread.
@@ -59,7 +57,7 @@ def serve(
     certificate = None
     if options.tls_cert is not None and options.tls_key is not None:
         certificate = Certificate(options.tls_cert, options.tls_key)
-    app = ServerApp(home, options, telemetry)
+    app = ServerApp(home, options)
     app.certificate = certificate
     with _bound(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(app, options, listener, on_listening, stop))

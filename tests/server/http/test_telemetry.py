@@ -15,10 +15,12 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+import tidelog
 from tests.support.serving import Served, serving
+from tidelog import telemetry as telemetry_module
+from tidelog.context import NoSpans
 from tidelog.errors import InvalidError
-from tidelog.server.http import telemetry as telemetry_module
-from tidelog.server.http.telemetry import Telemetry, open_telemetry
+from tidelog.telemetry import Telemetry, open_spans, open_telemetry
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -69,6 +71,17 @@ def test_without_a_provider_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -
     assert open_telemetry() is None
     monkeypatch.setattr(trace, "get_tracer_provider", TracerProvider)
     assert isinstance(open_telemetry(), Telemetry)
+
+
+def test_every_home_has_the_spans_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tidelog.open("memory:") as home:
+        assert isinstance(home.context.spans, NoSpans)
+    monkeypatch.setattr(trace, "get_tracer_provider", TracerProvider)
+    with tidelog.open("memory:") as home:
+        assert isinstance(home.context.spans, Telemetry)
+    monkeypatch.delitem(sys.modules, "opentelemetry.trace")  # nobody asks: it is not imported
+    assert isinstance(open_spans({}), NoSpans)
+    assert "opentelemetry.trace" not in sys.modules
 
 
 @pytest.fixture

@@ -35,7 +35,6 @@ from tidelog.cli.commands.archive_status import finalize, register, status
 from tidelog.cli.commands.proof import end_with, proof_option, removal_bar, show_proof
 from tidelog.cli.output import FAILED, CommandGroup, Output, counted, json_option, size_text, utf8
 from tidelog.cli.pipeline_options import (
-    AfterCycles,
     DriverWatch,
     format_of,
     format_options,
@@ -389,16 +388,7 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
     """
     with open_home(home_text) as home, DriverWatch(output, name, follows=given["follow"]) as watch:
         archive = home.archives.get(name)
-        after = AfterCycles(
-            home,
-            archive,
-            given["metrics_file"],
-            statsd=given["statsd"],
-            kafka_group=given["kafka_group"],
-        )
         options = run_options(given, watch)
-        options["on_cycle"] = lambda report: after.cycle(watch, report)
-        options["on_outage"] = lambda error, wait_s: after.outage(watch, error, wait_s)
         options["on_error"] = lambda error: watch.tell(f"after the cycle: {error}")
         options["on_promote"] = lambda _: output.say(
             "A newer generation was promoted: going on with it."
@@ -410,9 +400,11 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
             spark=spark_of(given),
             start=given["start"],
             dead_share=given["dead_share"],
+            metrics_file=given["metrics_file"],
+            statsd=given["statsd"],
+            kafka_group=given["kafka_group"],
             **options,
         )
-        after.finish()
         output.record({"archive": name, "events": done.events})
         if watch.dead and not output.as_json:
             dead = counted(watch.dead, "dead letter")

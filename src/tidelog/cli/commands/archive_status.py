@@ -12,7 +12,6 @@ import msgspec
 from tidelog.api.archives import ArchiveHandle
 from tidelog.archive.status import ArchiveStatus, Limits, troubles
 from tidelog.cli.output import FAILED, Output, counted, echo_aside, json_option, write_out
-from tidelog.cli.pipeline_options import send_statsd
 from tidelog.cli.terminal import open_home
 from tidelog.errors import InvalidError
 from tidelog.home import Home
@@ -167,7 +166,7 @@ def status(home_text: str | None, output: Output, /, name: str | None, **given: 
             write_out(home.archives.metrics(each.name for each in archives).encode())
             return
         if given["statsd"]:
-            send_statsd(given["statsd"], home.archives.metrics(each.name for each in archives))
+            home.archives.send_metrics(given["statsd"], (each.name for each in archives))
             return
         found = [each.status(given["generation"]) for each in archives]
     if given["check"]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from tidelog.api.run_metrics import check_metrics_file, write_metrics_file
 from tidelog.cli.output import (
     FAILED,
     Output,
@@ -22,11 +23,9 @@ from tidelog.cli.output import (
     to_seconds,
 )
 from tidelog.cli.pipeline_options import (
-    check_metrics_file,
     spark_conf,
     task_options,
     tasks_of,
-    write_metrics_file,
 )
 from tidelog.cli.terminal import Interruption, open_home
 from tidelog.errors import InvalidError, TidelogError
@@ -304,7 +303,8 @@ class _Log:
     def __init__(self, home: Home, output: Output, file: Path | None) -> None:
         self._home = home
         self._output = output
-        check_metrics_file(file)
+        if file is not None:
+            check_metrics_file(file)
         self._file = file
         self._metrics = ScribeMetrics()
 

@@ -16,7 +16,6 @@ from tidelog.cli.pipeline_options import (
     DriverWatch,
     run_options,
     spark_of,
-    traced_world,
     worker_options,
 )
 from tidelog.cli.terminal import ask_first, open_home, yes_option
@@ -242,8 +241,8 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
       tidelog pump kinesis://orders?region=eu-west-1 --topic orders --follow --id-field order_id
       tidelog pump file:/var/log/orders --topic orders --no-spark
     """
-    opened = open_home(home_text, world=traced_world())
-    with opened as home, DriverWatch(output, f"pump {topic}", follows=given["follow"]) as watch:
+    watching = DriverWatch(output, f"pump {topic}", follows=given["follow"])
+    with open_home(home_text) as home, watching as watch:
         made = home.pumps.create(
             given["name"],
             source=source,

@@ -22,7 +22,7 @@ from tidelog.cli.output import (
     to_seconds,
     write_out,
 )
-from tidelog.cli.pipeline_options import spark_conf, traced_world
+from tidelog.cli.pipeline_options import spark_conf
 from tidelog.cli.terminal import Interruption, open_home
 from tidelog.codec.event_json import batch_lines
 from tidelog.connectors.sink import check_playback_sink
@@ -143,9 +143,8 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
 def _play(home_text: str | None, topic: str, options: _PlaybackOptions, how: _Messages) -> None:
     """Plays the events into a sink."""
     stop = threading.Event()
-    world = traced_world()
     with (
-        open_home(home_text, world=world) as home,
+        open_home(home_text) as home,
         Interruption(stop, follows=False) as interrupt,
         contextlib.ExitStack() as bar,
     ):

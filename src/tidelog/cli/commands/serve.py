@@ -13,9 +13,7 @@ import click
 from tidelog.api.load_test import LoadPlan, LoadReport, load_test
 from tidelog.cli.output import Output, json_option
 from tidelog.cli.terminal import open_home
-from tidelog.context import NoSpans
 from tidelog.errors import FailedError, InvalidError, NotFoundError
-from tidelog.home import World
 from tidelog.model.times import duration_ms
 
 __all__ = ["serve"]
@@ -114,17 +112,11 @@ def serve(home_text: str | None, output: Output, /, **given: Any) -> None:
       tidelog serve --forward 'clicks=kinesis://clicks?region=eu-west-1'
     """
     try:
-        from tidelog.server.http.telemetry import open_telemetry
         from tidelog.server.options import ServeOptions
         from tidelog.server.run import serve as run
     except ModuleNotFoundError as exc:
         raise InvalidError("the server is not installed: pip install 'tidelog[serve]'") from exc
     options = ServeOptions(**given)
-    telemetry = open_telemetry(os.environ)  # noqa: TID251 - as below
-    world = World(
-        environ=os.environ,  # noqa: TID251 - here the world comes in
-        spans=telemetry or NoSpans(),
-    )
 
     def listening(url: str, is_open: bool) -> None:
         output.say(f"Listening on {url}")
@@ -138,8 +130,8 @@ def serve(home_text: str | None, output: Output, /, **given: Any) -> None:
             output.record({"url": url, "open": is_open, "pid": os.getpid()})
 
     sys.setswitchinterval(_SWITCH_S)
-    with open_home(home_text, world=world) as home:
-        run(home, options, listening, telemetry)
+    with open_home(home_text) as home:
+        run(home, options, listening)
 
 
 @click.command()

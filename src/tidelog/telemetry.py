@@ -7,20 +7,21 @@ elsewhere. Without a provider, nothing is traced and requests pay nothing.
 
 A request is one span, which belongs to the trace that its ``traceparent`` header names; an append
 is one for all requests that share it, with a link to each, and has its upload and commit inside.
-Commands have spans too, so this module needs none of the server's libraries.
+Every home that is opened has these spans, whatever opens it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import entry_points
 from typing import Any
 
-from tidelog.context import Spans
+from tidelog.context import NoSpans, Spans
 from tidelog.errors import InvalidError
 
-__all__ = ["Telemetry", "open_telemetry"]
+__all__ = ["Telemetry", "open_spans", "open_telemetry"]
 
 _ENTRY = {"otlp": "otlp_proto_http"}  # exporters whose entry point has another name
 
@@ -63,6 +64,13 @@ class Telemetry(Spans):
         """Returns the link from a flush to the current request; None if that is not recorded."""
         span = self._api.get_current_span()
         return span.get_span_context() if span.is_recording() else None
+
+
+def open_spans(environ: Mapping[str, str]) -> Spans:
+    """Returns the spans of a process. Imports OpenTelemetry only where something asks for it."""
+    if not _exporters(environ) and "opentelemetry.trace" not in sys.modules:
+        return NoSpans()
+    return open_telemetry(environ) or NoSpans()
 
 
 def open_telemetry(environ: Mapping[str, str] | None = None) -> Telemetry | None:
