@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.archive.test_names import Shell
@@ -63,3 +64,19 @@ def test_proof_of_a_restored_topic_names_the_archive_that_it_came_from(tmp_path:
     assert said.startswith("archive `a`: pipeline `")
     assert said.endswith("erase these events there too, with `tidelog archive erase a`")
     assert prove_erased(home.context, home.topic("t"), ["gone"]).out_of_reach == []
+
+
+def test_copy_of_an_event_dated_in_the_future_is_a_trace_of_its_key(tmp_path: Path) -> None:
+    home = Shell(tmp_path).made
+    for name in ("a", "b"):
+        home.create_topic(name)
+    future = datetime(2100, 1, 1, tzinfo=UTC)
+    dated = Event(b"y", key=b"customer-7", id="y", timestamp=future)
+    home.append("a", [Event(b"x", key=b"customer-7", id="x"), dated])
+    home.pumps.create("copies", source="topic:a", topic="b").run()
+    home.delete("a", ["y"])
+    home.erase("b", ids=["x"])
+    proof = home.erase("a", key=b"customer-7")
+    assert [each.id for each in home.read("b")] == ["y"]
+    [trace] = proof.traces
+    assert trace.what.endswith("holds offset 1 of partition 0: was not deleted")

@@ -9,6 +9,7 @@ import base64
 import io
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,12 +52,14 @@ class EventMatcher:
 
     deletions: Deletions
     by_offset: bool = True  # whether events above all offsets that a delete found are newer
+    now_ms: int = sys.maxsize  # a later time says nothing about when an event was appended
 
     def rows(self, batch: pa.RecordBatch, *, later: bool = True) -> dict[int, list[Places]]:
         """Returns the rows of a batch with one of the ids or keys, and where those were deleted.
 
         Without ``later``, excludes rows after the erasure by the ledger's time, like copies do.
-        That is right for events that a delete finds: the ledger's time is never before theirs.
+        That is right for events that a delete finds: the ledger's time is never before theirs. In a
+        copy it may be, for an event dated in the future: ``now_ms`` counts such ones too.
         Raises ``InvalidError`` for a column that cannot be compared.
         """
         found: dict[int, list[Places]] = {}
@@ -68,7 +71,8 @@ class EventMatcher:
             if column is not None:
                 for row, value in _matches(column, kind, wanted):
                     ledger, time_ms = self.deletions.ledger, time_ms_of(batch, row)
-                    if later or not ledger.is_later(name, value, time_ms):
+                    is_later = time_ms <= self.now_ms and ledger.is_later(name, value, time_ms)
+                    if later or not is_later:
                         found.setdefault(row, []).append(wanted[value])
         return found
 

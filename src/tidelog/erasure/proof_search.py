@@ -469,7 +469,8 @@ class _ProofSearch(ObjectSearch):
             self.add(place, what, remedies.COPYING)
         for copy in found.topics:
             deletions = copy_deletions(self._context, copy.topic, self._sought.deletions)
-            scope, sought = TopicScope(self._context, copy.topic), EventMatcher(deletions)
+            scope = TopicScope(self._context, copy.topic)
+            sought = EventMatcher(deletions, now_ms=self.proof.searched_ms)
             inner = _ProofSearch(scope, sought, self._progress)
             inner._seen = self._seen
             inner.enter(f"topic `{copy.topic.name}` ({copy.how})")
