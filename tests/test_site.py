@@ -210,6 +210,63 @@ def test_a_command_that_is_shown_exists_with_its_options(page: str, line: str) -
     assert command is not cli or line in ("tidelog --help", "tidelog --version"), f"{page}: {line}"
 
 
+def typed_commands() -> Iterator[tuple[str, str]]:
+    """Command lines that a reader types as they are: in blocks, `try` columns, and help texts."""
+    for path in SAMPLES:
+        text = path.read_text()
+        lines = re.findall(r"^ *```[a-z]*\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+        tables = re.findall(r"^\|[^\n]*\| (?:try|shown by) \|\n(.*?)\n\n", text + "\n\n", re.DOTALL)
+        lines += [
+            "\n".join(re.findall(r"`(tidelog [^`]+)`[^|]*\|$", each, re.M)) for each in tables
+        ]
+        yield from ((path.name, each) for each in lines)
+    for words, command in [((), cli), *walk(cli)]:
+        shown = (command.help or "").partition("Examples:\n")[2].partition("\n\n")[0]
+        yield " ".join(words), re.sub(r"(?<=\S) {2,}\S.*", "", shown)
+
+
+def parse_command(words: list[str]) -> None:
+    """Raises ``UsageError`` for a command line that is not complete."""
+    command: click.Command = cli
+    context = click.Context(cli, info_name="tidelog")
+    while isinstance(command, click.Group):
+        known, words, _ = command.make_parser(context).parse_args(words)
+        if not words:
+            return
+        if words[0] not in command.commands:
+            raise click.UsageError(f"there is no {words[0]}")
+        command = command.commands[words.pop(0)]
+        context = click.Context(command, info_name=command.name, parent=context)
+    known, rest, _ = command.make_parser(context).parse_args(words)
+    missing = [
+        each.name
+        for each in command.params
+        if isinstance(each, click.Argument)
+        and each.required
+        and not isinstance(known[each.name], (str, tuple))
+    ]
+    if (missing or rest) and not known.get("help"):
+        raise click.UsageError(f"missing {missing}, left over {rest}")
+
+
+def test_commands_can_be_typed_as_they_are_shown() -> None:
+    wrong = []
+    for place, block in typed_commands():
+        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+            shown = line.strip().removeprefix("$ ").removeprefix("/opt/tidelog/bin/")
+            if not shown.startswith("tidelog "):
+                continue
+            words = shlex.split(shown.replace("…", "x").rstrip("&) "), comments=True)[1:]
+            ends = [
+                n for n, word in enumerate(words) if re.fullmatch(r"\||&&|;|[12]?[<>]+.*", word)
+            ]
+            try:
+                parse_command(words[: min(ends, default=len(words))])
+            except click.UsageError as exc:
+                wrong.append(f"{place}: {shown}: {exc.format_message()}")
+    assert wrong == []
+
+
 def test_the_start_runs(tmp_path: Path) -> None:
     """What a newcomer types first: the topic of one's own, and the library."""
     text = (DOCS / "start.md").read_text()

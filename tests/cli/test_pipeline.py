@@ -53,3 +53,26 @@ def test_events_that_were_left_out_as_erased_are_shown_and_measured(tidelog: Run
     labels = '{pipeline="mine",partition="from/0"}'
     assert f"tidelog_pipeline_left_out_total{labels} 1\n" in metrics
     assert f"tidelog_pipeline_events_total{labels} 3\n" in metrics
+
+
+def test_failing_pump_is_listed_as_such_and_shown_with_its_reason(
+    tidelog: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "good.txt").write_text("1\n")
+    (tmp_path / "in" / "orders.txt").write_text("1\n2\n")
+    assert tidelog("topic", "create", "orders").code == 0
+    pump = ("pump", f"file:{tmp_path}/in?format=lines", "--topic", "orders", "--no-spark")
+    assert tidelog(*pump, "--name", "mine").code == 0
+    (tmp_path / "in" / "orders.txt").write_text("1\n")
+    assert tidelog(*pump, "--name", "mine").code != 0
+    (listed,) = tidelog("pipeline", "list", "--json").rows()
+    assert listed["state"] == "failing"
+    good, bad = tidelog("pipeline", "show", "mine", "--json").rows()
+    assert (good["state"], good["error"]) == ("ready", None)
+    assert bad["state"] == "failing"
+    assert "has shrunk to 2 bytes" in bad["error"]
+    (tmp_path / "in" / "orders.txt").write_text("1\n2\n")
+    assert tidelog(*pump, "--name", "mine").code == 0
+    (listed,) = tidelog("pipeline", "list", "--json").rows()
+    assert listed["state"] == "ready"

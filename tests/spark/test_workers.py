@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyspark.core.context as spark_context
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -139,6 +141,20 @@ def test_spark_connect_is_refused_beside_a_session_of_a_master(
         open_spark("sc://localhost", "x")
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_session_leaves_the_process_its_own_handler_of_ctrl_c(is_own: bool) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    own = [signal.SIG_IGN if is_own else signal.default_int_handler, signal.SIG_DFL]
+    try:
+        signal.signal(signal.SIGINT, own[0])
+        with sessions._keeping_interrupts():  # as Spark does when a context starts
+            spark_context.signal.signal(spark_context.signal.SIGINT, own[1])
+        assert signal.getsignal(signal.SIGINT) is own[0 if is_own else 1]
+        assert spark_context.signal is signal
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_log_settings_are_packaged() -> None:
     assert sessions._LOGGING.is_file()
 
@@ -154,6 +170,10 @@ from tidelog.home import create_home
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.settings import load_settings
 
+def note(*_):  # the process's own handler of Ctrl-C, which a session leaves in place
+    pass
+
+signal.signal(signal.SIGINT, note)
 with create_home(load_settings(sys.argv[1], {}, Path.cwd()))[0] as home:
     home.create_topic("t", 1)
     fill(home, 100)
@@ -167,6 +187,7 @@ with create_home(load_settings(sys.argv[1], {}, Path.cwd()))[0] as home:
     assert Driver(home.context, pipeline, DriverOptions()).run() == 50
     now = int(SparkContext._jvm.java.lang.ProcessHandle.current().pid())
     assert now != pid
+    assert signal.getsignal(signal.SIGINT) is note
     print("went on")
 """
 

@@ -161,6 +161,8 @@ class PumpPartition:
     totals: Totals
     intent_ms: int | None  # since when a range is in progress
     has_begun: bool = True
+    error: str = ""  # why its driver cannot read it; empty: no known failure
+    has_ended: bool = False  # by a person's decision, since its source was made again
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,14 @@ def read_pump_status(context: Context, named: NamedPipeline, *, source: bool = T
         name, failure = next(iter(failures.items()))
         error = f"{name or 'its source'}: {failure.message}"
     known = {each.text for each in bounds} | set(read_partitions(context, named.incarnation))
-    found = tuple(_partition(context, named, each, opened, bounds) for each in sorted(known))
+    known |= failures.keys() - {""}
+    found = tuple(
+        replace(
+            _partition(context, named, each, opened, bounds),
+            error=failures[each].message if each in failures else "",
+        )
+        for each in sorted(known)
+    )
     return PumpStatus(named, found, error, context.clock.now_ms())
 
 
@@ -239,4 +248,5 @@ def _partition(
         progress.totals if progress else Totals(),
         intent.began_ms if intent else None,
         progress is not None,
+        has_ended=bool(progress and progress.ended),
     )

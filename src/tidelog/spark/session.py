@@ -14,12 +14,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyspark.core.context as spark_context
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession, functions
 
@@ -84,8 +87,26 @@ def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) ->
     builder = SparkSession.builder.master(master).appName(f"tidelog {name}")
     for key, value in {**settings, **(conf or {})}.items():
         builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
+    with _keeping_interrupts():
+        session: SparkSession = builder.getOrCreate()
     return session
+
+
+@contextlib.contextmanager
+def _keeping_interrupts() -> Iterator[None]:
+    """Keeps Spark from replacing this process's own handler of Ctrl-C while a session starts.
+
+    Where Python's own is in place, Spark's is welcome: it cancels the jobs and raises the same.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        yield
+        return
+    names: dict[str, Any] = vars(spark_context)
+    names["signal"] = SimpleNamespace(SIGINT=signal.SIGINT, signal=lambda *_: None)
+    try:
+        yield
+    finally:
+        names["signal"] = signal
 
 
 def _connect(url: str, conf: Mapping[str, str]) -> SparkSession:

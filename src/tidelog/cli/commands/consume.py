@@ -218,7 +218,7 @@ def consumer() -> None:
     \b
     Examples:
       tidelog consumer list orders
-      tidelog consumer seek orders billing -1h
+      tidelog consumer seek orders billing -- -1h
       tidelog consumer delete orders billing
     """
 

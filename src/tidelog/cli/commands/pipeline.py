@@ -47,7 +47,8 @@ def pipeline() -> None:
 def list_all(home_text: str | None, output: Output, /, prometheus: bool) -> None:
     """List pumps, streams and restores.
 
-    left_out counts events that were erased from the target before they came there.
+    The state is `failing` while a driver cannot read its source, or a part of it: `tidelog pipeline
+    show` says why. left_out counts events that were erased from the target before they came there.
 
     \b
     Examples:
@@ -68,25 +69,34 @@ def list_all(home_text: str | None, output: Output, /, prometheus: bool) -> None
 @json_option
 @click.pass_obj
 def show(home_text: str | None, output: Output, /, name: str) -> None:
-    """Show the position of a pipeline in each partition.
+    """Show the position of a pipeline in each partition, and why it fails there.
+
+    The state of a source partition is `ended` after --accept-loss, if its source was made again.
 
     \b
     Examples:
       tidelog pipeline show pump.orders.0a1b2c3d4e5f6071
     """
     with open_home(home_text) as home:
-        rows = [
+        status = home.pumps.get(name).status(source=False)
+        rows: list[dict[str, object]] = [
             {
                 "partition": each.partition,
                 "position": each.position,
                 "events": each.events,
                 "left_out": each.totals.left_out,
                 "last_commit": _time(each.totals.committed_ms),
+                "state": "failing" if each.error else "ended" if each.has_ended else "ready",
+                "error": each.error or None,
             }
-            for each in home.pumps.get(name).status(source=False).partitions
-            if each.has_begun
+            for each in status.partitions
+            if each.has_begun or each.error
         ]
-        output.records(("partition", "position", "events", "left_out", "last_commit"), rows)
+        names = ("partition", "position", "events", "left_out", "last_commit", "state", "error")
+        if status.error and not any(each.error for each in status.partitions):
+            whole = dict.fromkeys(names) | {"state": "failing", "error": status.error}
+            rows.insert(0, whole)
+        output.records(names, rows)
 
 
 def seek_options(command: _Command) -> _Command:
@@ -172,7 +182,7 @@ def _described(pump: PumpHandle) -> dict[str, object]:
         "events": status.events,
         "left_out": status.left_out,
         "last_commit": _time(status.last_commit_ms),
-        "state": pump.info.state,
+        "state": "failing" if status.error else pump.info.state,
     }
 
 

@@ -140,4 +140,7 @@ def check_consumer(context: Context, topic: Topic, name: str) -> None:
     where = layout.consumers_partition(topic.incarnation)
     found = context.catalog.get(where, layout.consumer_row(name))
     if not name or found is None or decode_registered(found).state != "ready":
-        raise NotFoundError(f"consumer `{name[:80]}` of `{topic.name}`: not found: fix the name")
+        raise NotFoundError(
+            f"consumer `{name[:80]}` of `{topic.name}`: not found: see `tidelog consumer list "
+            f"{topic.name}`, or create it: `tidelog consume {topic.name} --name NAME --from latest`"
+        )
