@@ -23,6 +23,7 @@ from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.identity import HomeIdentity
 from tidelog.log import notifier as notifier_module
 from tidelog.log.notifier import Notification, Notifier, NotifyTarget, read_state, repair
 from tidelog.log.producer.producer import Producer
@@ -88,6 +89,57 @@ def test_changed_targets_are_notified_by_a_process_that_runs(
         change_topic(context, "orders", notify=["0", "1"])
         producer.append([Event(b"d")])
         until(lambda: first.offsets == [0, 3] and second.offsets == [1, 3])
+
+
+def test_first_targets_are_notified_by_a_process_that_appends_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(notifier_module, "_TARGETS_S", 0.0)
+    context, target = a_log(), Recorder()
+    topic = a_topic(context, 1, targets=0)
+    with notifying(context, topic, target) as (notifier, producer):
+        producer.append([Event(b"a")])
+        until(lambda: notifier._known[topic.incarnation, 0].covered)
+        assert read_state(context, topic, 0)[1] is None  # without targets nothing is written
+        change_topic(context, "orders", notify=["0"])
+        producer.append([Event(b"b")])
+        until(lambda: target.offsets == [1])
+        assert notifier.close(60)
+
+
+def test_look_for_targets_delays_no_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifier_module, "_TARGETS_S", 0.0)
+    context = a_log()
+    topic = a_topic(context, 50, targets=0)
+    with notifying(context, topic) as (notifier, producer):
+        producer.append([Event(b"a")])
+        known = notifier._known[topic.incarnation, 0]
+        until(lambda: known.covered)
+        monkeypatch.setattr(notifier_module, "_TARGETS_S", 30.0)
+        producer.append([Event(b"b")])
+        until(lambda: known.due_s is not None)
+        began_s = time.monotonic()
+        assert notifier.close(60)
+        assert time.monotonic() - began_s < 15
+
+
+def test_copy_notifies_the_targets_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifier_module, "_TARGETS_S", 0.0)
+    context, theirs, ours = a_log(), Recorder(), Recorder()
+    context = replace(context, standing=HomeIdentity("copy"))
+    topic = create_topic(
+        context, Topic("orders", context.ids.new(), 1, 0, notify=("0",), home="original")
+    )
+    with notifying(context, topic, theirs, ours) as (notifier, producer):
+        producer.append([Event(b"a")])
+        until(lambda: notifier._known[topic.incarnation, 0].covered)
+        change_topic(context, "orders", max_latency_ms=7)
+        producer.append([Event(b"b")])
+        until(lambda: notifier._known[topic.incarnation, 0].notified == 2)
+        change_topic(context, "orders", notify=["1"])
+        producer.append([Event(b"c")])
+        until(lambda: ours.offsets == [2])
+    assert not theirs.offsets
 
 
 def test_topic_made_again_is_not_changed_and_nobody_is_notified_of_the_old_one(

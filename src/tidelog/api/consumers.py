@@ -360,7 +360,8 @@ class NotifyCalls(ABC):
         """Change where the notifications of a topic go, or how often they come; returns the topic.
 
         ``notify`` are all URLs that it has from now on, none if empty. What is not given stays. A
-        process that appends to the topic notices within ten seconds. Raises ``NotFoundError``.
+        process that continues to append notices within ten seconds. A copied home notifies what it
+        is given here, never the targets of its original. Raises ``NotFoundError``.
 
         >>> home.change_topic("orders", notify=["https://example.com/woken"]).notify
         ('https://example.com/woken',)

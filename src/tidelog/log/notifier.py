@@ -37,9 +37,9 @@ moment, a notification row may stay behind: a few bytes, in an incarnation that 
 offset and, if no check is due, schedules one. So no producer ever waits for a target. A topic is
 checked by one thread at a time, and another thread starts while all are in use: a target that hangs
 delays only its own topic, and is tried less and less often. Before a check it reads the topic's row
-again, at most once in ten seconds, for targets that were changed. A process that opened the topic
-while it had no targets sends and records nothing. :func:`repair` does that, and what a process
-leaves undone when it dies.
+again, at most once in ten seconds, for targets that were changed. So does a process that goes on
+committing to a topic without targets; while it finds none, it writes nothing. :func:`repair` does
+what a process leaves undone when it dies.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -311,6 +312,7 @@ _THREADS_MAX = 8  # for topics whose targets hang; one serves all that do not
 _RETRY_S = 5.0  # after the catalog, which has its own retries, was unreachable
 _PASSING = (ConflictError, UnavailableError, UnknownOutcomeError)
 
+_routing = attrgetter("notify", "home", "max_latency_ms")  # of a topic
 _Key = tuple[str, int]  # a topic's incarnation, and a partition
 
 
@@ -346,6 +348,7 @@ class Notifier:
         self._waiter = context.ids.new()
         self._topics: dict[str, Debounce] = {}
         self._looked_s: dict[str, float] = {}  # when their rows were read
+        self._silent: set[str] = set()  # incarnations that have had no targets since ``watch``
         self._known: dict[_Key, _PartitionState] = {}
         self._due: list[tuple[float, int, _Key]] = []  # a heap; rescheduled checks stay in it
         self._order = itertools.count()
@@ -375,15 +378,15 @@ class Notifier:
     def watch(self, topic: Topic) -> None:
         """Notifies about what this process commits to the topic from now on; idempotent.
 
-        A topic without targets costs nothing. A copy never notifies its original's targets. Raises
-        ``InvalidError`` if a target cannot be opened.
+        A topic without targets costs a read in ten seconds, while it is committed to. A copy never
+        notifies its original's targets. Raises ``InvalidError`` if a target cannot be opened.
         """
-        if not topic.notify or topic.incarnation in self._topics:
-            return
-        if not self._context.standing.owns(topic.home):
+        if topic.incarnation in self._topics:
             return
         debounce = self._debounce(topic)
         with self._changed:
+            if not debounce.targets:
+                self._silent.add(topic.incarnation)
             self._topics.setdefault(topic.incarnation, debounce)
             self._looked_s[topic.incarnation] = self._context.clock.monotonic_s()
             if not self._listening:
@@ -391,7 +394,8 @@ class Notifier:
                 self._context.wakeups.listen(self._committed)
 
     def _debounce(self, topic: Topic) -> Debounce:
-        targets = [_Once(self._open_target(url)) for url in topic.notify]
+        urls = topic.notify if self._context.standing.owns(topic.home) else ()
+        targets = [_Once(self._open_target(url)) for url in urls]
         return Debounce(self._context, topic, targets, self._waiter)
 
     def close(self, timeout_s: float = 5.0) -> bool:
@@ -409,7 +413,7 @@ class Notifier:
         for thread in threads:
             thread.join(max(0.0, until_s - self._context.clock.monotonic_s()))
         with self._changed:
-            return all(known.covered for known in self._known.values())
+            return all(each.covered or key[0] in self._silent for key, each in self._known.items())
 
     # In a producer's thread.
 
@@ -424,7 +428,11 @@ class Notifier:
             known = self._known.setdefault(key, _PartitionState())
             known.committed = max(known.committed, end)
             if known.due_s is None and not known.running:
-                self._plan(key, self._context.clock.monotonic_s())
+                now_s = self._context.clock.monotonic_s()
+                due_s = self._looked_s[incarnation] + _TARGETS_S
+                if incarnation in self._silent and now_s < due_s and not self._threads:
+                    return  # a later commit looks, so a process that ends soon starts no thread
+                self._plan(key, max(now_s, due_s) if incarnation in self._silent else now_s)
                 self._changed.notify_all()
             if not self._idle and len(self._threads) < _THREADS_MAX:
                 self._start()
@@ -466,7 +474,8 @@ class Notifier:
             known = self._known[key]
             due_s = known.due_s or 0.0
             too_late = end_s is not None and due_s > end_s
-            if end_s is not None and (known.covered or (known.failing and too_late)):
+            is_over = known.covered or key[0] in self._silent or (known.failing and too_late)
+            if end_s is not None and is_over:
                 known.due_s = None
             elif due_s <= now_s or too_late:
                 known.due_s, known.running = None, True
@@ -512,7 +521,11 @@ class Notifier:
         checked: CheckResult | None = None
         error: Exception | None = None
         try:
-            checked = self._current(incarnation).check(partition, task.committed, hurry=task.hurry)
+            debounce = self._current(incarnation)
+            if incarnation in self._silent:
+                checked = CheckResult(task.committed)
+            else:
+                checked = debounce.check(partition, task.committed, hurry=task.hurry)
         except NotFoundError:
             # Deleted, also if a commit arrived while it was forgotten: nothing to notify about.
             self._forget(incarnation)
@@ -542,9 +555,10 @@ class Notifier:
         found = find_topic(self._context, known.topic.name)
         if found.incarnation != incarnation:
             raise NotFoundError(f"topic `{found.name}`: is another one now: stop notifying")
-        before = (known.topic.notify, known.topic.max_latency_ms)
-        if (found.notify, found.max_latency_ms) != before:
+        if _routing(found) != _routing(known.topic):
             known = self._topics[incarnation] = self._debounce(found)
+            if known.targets:
+                self._silent.discard(incarnation)
         self._looked_s[incarnation] = now_s
         return known
 
@@ -565,6 +579,7 @@ class Notifier:
     def _forget(self, incarnation: str) -> None:
         with self._changed:
             self._topics.pop(incarnation, None)
+            self._silent.discard(incarnation)
             for key in [key for key in self._known if key[0] == incarnation]:
                 del self._known[key]
 

@@ -130,7 +130,8 @@ def change_topic(
 ) -> Topic:
     """Changes where notifications go, and how often; None leaves a setting as it is.
 
-    Processes that notify read the row again (``notifier``). Raises ``NotFoundError``.
+    Processes that append read the row again (``notifier``). This home notifies new targets, also if
+    it was copied from the home that created the topic. Raises ``NotFoundError``.
     """
     found = find_topic(context, name)
 
@@ -142,6 +143,7 @@ def change_topic(
         changed = msgspec.structs.replace(
             now,
             notify=now.notify if notify is None else tuple(notify),
+            home=now.home if notify is None else context.standing.id,
             max_latency_ms=now.max_latency_ms if max_latency_ms is None else max_latency_ms,
         )
         _check_settings(changed)

@@ -155,7 +155,7 @@ def change(
 ) -> None:
     """Change where the notifications of a topic go, or how often they come.
 
-    Processes that append to the topic notice within ten seconds. Partitions and the resolution of
+    Processes that continue to append notice within ten seconds. Partitions and the resolution of
     the time index stay as they are.
 
     \b
