@@ -19,6 +19,7 @@ from tidelog.erasure.proof import Trace
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError
 from tidelog.maintenance.turn import carry_out
+from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.store.base import Upload
 from tidelog.store.local import LocalStore
@@ -158,3 +159,16 @@ def test_store_whose_uploads_cannot_be_listed_is_a_trace(
     assert trace.object == home.store.url
     assert "no permission" in trace.what
     assert "right to list uploads" in trace.do
+
+
+def test_remedy_for_the_value_of_an_update_that_died_works(home: Home) -> None:
+    home.append("t", [an_event()])
+    topic = home.topic("t")
+    left = layout.amendment(topic.incarnation, topic.generation, 0, 0, home.context.ids.new())
+    home.store.put(left, b"a new value")
+    proof = home.erase("t", ids=["order-7"])
+    assert [trace.object for trace in proof.traces] == [left]
+    assert "repeat the update" in proof.traces[0].do
+    assert home.recover_topic("t").values == 1
+    home.sweep("0s", accept_loss=["t"])
+    assert home.erase("t", ids=["order-7"]).is_erased

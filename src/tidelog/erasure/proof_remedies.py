@@ -18,6 +18,7 @@ __all__ = [
     "UNREAD",
     "UNSEEN",
     "UPLOAD",
+    "VALUE",
 ]
 
 COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
@@ -26,6 +27,12 @@ STRAY = (
     "{topic}` appends what was not deleted of it, then sweep again; only if you can do without "
     "these events, `tidelog sweep --accept-loss {topic}` deletes them; what is younger "
     "than its grace waits for the next one"
+)
+VALUE = (
+    "an update died before it took effect, or the catalog has lost it, and the value does not name "
+    "its event: repeat the update if you miss it, run `tidelog topic recover {topic}` for other "
+    "objects that no row names, then `tidelog sweep --accept-loss {topic}`, which deletes what is "
+    "older than its grace; other sweeps delete it after a week"
 )
 ARCHIVE = "run `{delete} --prove` again, which writes the file without it"
 UNSEEN = "make the archive's files again with `tidelog archive backfill`, which keeps ids and keys"

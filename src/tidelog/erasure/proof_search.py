@@ -212,7 +212,7 @@ class _ProofSearch(ObjectSearch):
             if kind == "amendments":
                 if info.key not in values:
                     self.add(
-                        info.key, "is the value of an update that no row names", remedies.STRAY
+                        info.key, "is the value of an update that no row names", remedies.VALUE
                     )
             elif kind == "segments":
                 self._segment(store, topic, (info.key, data), live.get(info.key, []))
