@@ -21,6 +21,7 @@ from tidelog import Event, Home
 from tidelog.archive import erased_events as erased_before
 from tidelog.archive.account import read_account
 from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.connectors.source import SourcePartition, SourceRange
@@ -36,6 +37,7 @@ from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows, LocalWorkers, Task
 from tidelog.pipeline.cycle import Cycle
 from tidelog.settings import Settings
 from tidelog.spark import workers
+from tidelog.testing.scheduler import Crash
 
 WHY = Why("asked", "me")
 LEFT = ["e0", "e1", "e2", "e4", "e5"]
@@ -134,6 +136,26 @@ def test_backfill_from_another_archive_leaves_out_what_was_erased(home: Home) ->
     archive = built(home, source="archive:raw")
     assert ids(home, archive) == LEFT
     assert ids(home, find_archive(home.context, "raw")) == sorted([*LEFT, "e3"])
+    check_account(home, archive, erased=1)
+
+
+def test_dead_letter_that_a_replay_leaves_out_is_accounted_for(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(home)
+    drive(home, an_archive(home, "daily", parser="json:at"))
+    home.delete_topic("t", past_readers=True)
+    archive = find_archive(home.context, "daily")
+
+    def die(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(from_archives, "erase_from_archive", die)
+        with pytest.raises(Crash):
+            erase_archived(home.context, archive, WHY, ["e3"])
+    replay(home.context, archive, ReplayOptions(), LocalWorkers(1))
+    from_archives.finish_archive(home.context, archive)
     check_account(home, archive, erased=1)
 
 

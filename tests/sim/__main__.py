@@ -25,6 +25,7 @@ from tests.sim.archive_worlds import (
     GenerationsWorld,
     HolesWorld,
     MarkersWorld,
+    OrphansWorld,
 )
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld, DeniedWorld, LossyWorld
@@ -63,6 +64,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "generations": GenerationsWorld,
     "holes": HolesWorld,
     "erasures": ErasureWorld,
+    "orphans": OrphansWorld,
     "markers": MarkersWorld,
     "staged": StagedWorld,
     "cuts": CutsWorld,

@@ -22,6 +22,7 @@ from tests.sim.archive_worlds import (
     GenerationsWorld,
     HolesWorld,
     MarkersWorld,
+    OrphansWorld,
 )
 from tests.sim.moves_world import MovesWorld
 from tests.sim.staged_world import StagedWorld
@@ -42,6 +43,7 @@ from tidelog.coordination.pipeline_rows import Replays, read_partitions, read_pr
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure import proof_search as proof
 from tidelog.erasure import rewrite as erase
+from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import _ProofSearch
 from tidelog.erasure.topic_copies import Copies
@@ -484,6 +486,11 @@ def _proof_passes_over_copies(patch: Patch) -> None:
     patch.setattr(TopicScope, "copies", lambda scope: Copies())
 
 
+def _proof_passes_over_others(patch: Patch) -> None:
+    """A proof for an archive does not search other archives of its topic."""
+    patch.setattr(ArchiveScope, "_is_same", lambda scope, archive: False)
+
+
 BUGS: Mapping[str, Bug] = {
     "drivers are not fenced": Bug("P4", _no_fence),
     "a driver commits under an old epoch": Bug("P4", drivers_planted.commit_under_an_old_epoch),
@@ -546,6 +553,9 @@ BUGS: Mapping[str, Bug] = {
         "P5a", tasks_planted.proof_passes_over_spark, StagedWorld
     ),
     "the proof passes over copies": Bug("P5a", _proof_passes_over_copies),
+    "the proof passes over archives of the same topic": Bug(
+        "P5a", _proof_passes_over_others, OrphansWorld
+    ),
     "a manifest misses a cut": Bug("P4a", cuts_planted.manifest_misses_a_cut, CutsWorld),
     "a cut after a short one is published": Bug(
         "P4a", cuts_planted.cut_after_a_short_one_counts, CutsWorld

@@ -4,7 +4,8 @@
 and drive all the time, in several drivers that share the partitions. ``HolesWorld``: the same, from
 a backup that lacks events in between. ``ErasureWorld``: events are deleted by id and by key soon
 after they came, or after the topic was trimmed, and proofs are asked for at any moment, while
-drivers stall and die more often. ``MarkersWorld``: folders of minutes are finalized while events
+drivers stall and die more often. ``OrphansWorld``: the same from archives whose topic is deleted
+meanwhile. ``MarkersWorld``: folders of minutes are finalized while events
 come late and dead letters are replayed. ``CutsWorld``: what
 ``ArchivesWorld`` does, with ranges that are cut into several tasks.
 """
@@ -27,11 +28,18 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.catalog.base import Change
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
-from tidelog.erasure.from_archives import delete_events, delete_key
-from tidelog.erasure.proof_search import prove_erased
-from tidelog.errors import ConflictError, InvalidError, NotFoundError
+from tidelog.erasure.from_archives import (
+    delete_events,
+    delete_key,
+    erase_archived,
+    finish_archive,
+)
+from tidelog.erasure.proof_search import prove_erased, prove_erased_from_archive
+from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.log.topics import find_topic
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.topics import create_topic, delete_topic, find_topic
+from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
@@ -39,7 +47,14 @@ from tidelog.pipeline.base import Workers
 from tidelog.pipeline.ranges import Due
 from tidelog.testing.faults import Fault, FaultyCatalog, FaultyStore
 
-__all__ = ["CutsWorld", "ErasureWorld", "GenerationsWorld", "HolesWorld", "MarkersWorld"]
+__all__ = [
+    "CutsWorld",
+    "ErasureWorld",
+    "GenerationsWorld",
+    "HolesWorld",
+    "MarkersWorld",
+    "OrphansWorld",
+]
 
 WHY = Why("sim", "request")
 RATES = archive_home.RATES | {
@@ -271,6 +286,69 @@ class ErasureWorld(BusyWorld):
             and any(state in (DELETED, TRIMMED) for _, state in self.truth.history[place])
             for place in places
         )
+
+
+class OrphansWorld(ErasureWorld):
+    """Archives that outlive their topic: events are erased from them, and proofs of that."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.kinds = {"erase", "remake", self.random.choice(["build", "replay", "chain", "chain"])}
+
+    def remake(self) -> None:
+        """Delete the topic; in some worlds another one gets its name."""
+        context = self._context()
+        context.clock.sleep(self.random.uniform(2, 20))
+        for _ in range(4):
+            with self.tolerating(NotFoundError, ConflictError):
+                delete_topic(context, "t")
+                self.done.remade += 1
+                break
+        if "chain" not in self.kinds and self.chance(0.3):
+            with self.tolerating(ConflictError, AlreadyExistsError):
+                create_topic(
+                    context, Topic("t", context.ids.new(), PARTITIONS, context.clock.now_ms())
+                )
+
+    def delete(self, home: Home) -> list[str]:
+        """Erase events from all archives that may hold them; the ids that are gone then."""
+        by_key = self.done.remade and self.chance(0.3)  # no event of the key comes any more
+        key = f"k{self.random.randrange(KEYS)}".encode() if by_key else None
+        ids = self.some_ids(2) if key is None else self.ids_of(key)
+        self.accountant.asked.update(ids)
+        for name in self.names():
+            archive = find_archive(home.context, name)
+            erase_archived(home.context, archive, WHY, () if key else ids, key)
+        return ids
+
+    def prove(self, home: Home, ids: list[str]) -> None:
+        """A proof that is clean must be true, whatever was carried out before it."""
+        archive = find_archive(home.context, self.random.choice(self.names()))
+        if not ids:
+            return
+        if self.chance(0.6):
+            finish_archive(home.context, archive)
+            sweep_home(home.context, 0)
+            sweep_archives(home.context, 0)
+        proof = prove_erased_from_archive(home.context, archive, ids)
+        if proof.is_erased and proof.known:
+            gone = [each for each in ids if self.is_orphan(each)]
+            self.erasures.prove(gone)
+            self.done.proven += len(gone)
+
+    def is_orphan(self, event_id: str) -> bool:
+        """Whether an event was in the deleted topic alone."""
+        places = self.truth.by_id.get(event_id, [])
+        return all(place[0] == self.topic.incarnation for place in places)
+
+    def check_erased(self, home: Home) -> None:
+        """What was erased while there was a topic has its own worlds; proofs hold to the end."""
+        for _ in range(2):
+            self.scheduler.time.advance(86_400 * 8)  # objects that no row names stay for a week
+            self.pass_notes()
+            sweep_home(home.context, 0)
+            sweep_archives(home.context, 0)
+        self.prove(home, sorted(self.wanted))
 
 
 class MarkersWorld(ArchivesWorld):

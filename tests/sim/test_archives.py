@@ -16,6 +16,7 @@ from tests.sim.archive_worlds import (
     GenerationsWorld,
     HolesWorld,
     MarkersWorld,
+    OrphansWorld,
 )
 from tests.sim.moves_world import MovesWorld
 from tests.sim.staged_world import StagedDone, StagedWorld
@@ -24,7 +25,7 @@ from tests.test_docs import table_after
 
 SEEDS = 8
 BUG_SEEDS = 200
-FOCUSED = (GenerationsWorld, HolesWorld, ErasureWorld, MarkersWorld)
+FOCUSED = (GenerationsWorld, HolesWorld, ErasureWorld, OrphansWorld, MarkersWorld)
 SHORT = (ArchivesWorld, CutsWorld, MovesWorld, StagedWorld)  # whose seeds take less than a second
 
 
@@ -102,6 +103,7 @@ def test_focused_worlds_get_done_what_they_are_for() -> None:
     assert min(done[GenerationsWorld][name] for name in ("promoted", "dropped", "backfills"))
     assert min(done[HolesWorld][name] for name in ("promoted", "rolled_back", "backfills"))
     assert done[ErasureWorld]["proven"]
+    assert done[OrphansWorld]["proven"]
     assert min(done[MarkersWorld][name] for name in ("finalized", "replays"))
 
 

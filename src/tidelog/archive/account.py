@@ -170,11 +170,11 @@ class Recount:
         """Counts a replay of dead letters; ``dead`` lists those before it.
 
         Events erased from the replaced files before the replay read them are in no file that
-        counts.
+        counts. Nor are those that it left out, since they were being erased.
         """
         stretch = ReplayedRange.between(manifest.start, manifest.end)
         replaced = sum(file.events + file.erased for file in dead if stretch.holds(file))
-        self.erased += replaced - manifest.read
+        self.erased += replaced - manifest.read + manifest.left_out
         self.dropped += manifest.dropped
         self.erased += sum(file.erased for file in manifest.files if file.kind == "data")
 
