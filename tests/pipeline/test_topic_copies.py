@@ -16,6 +16,7 @@ from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import prove_erased
+from tidelog.errors import UnavailableError
 from tidelog.maintenance.turn import carry_out
 from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row
@@ -91,6 +92,45 @@ def test_proof_follows_copies_of_copies_and_their_archives(shell: Shell) -> None
     assert all(each.what.startswith("topic `far` (pipeline `") for each in traces)
     erase(shell, "far")
     assert proof(shell).is_erased
+
+
+@pytest.mark.parametrize("how", COMMANDS)
+def test_proof_follows_copies_through_a_topic_that_was_deleted(shell: Shell, how: str) -> None:
+    shell(*COMMANDS[how])
+    shell("archive", "create", "b", "--source", "topic:copy", "--kind", "backup")
+    shell("archive", "run", "b", "--no-spark")
+    shell.made.create_topic("far", 1)
+    shell("pump", "topic:copy", "--topic", "far", "--no-spark")
+    shell.made.delete_topic("copy", past_readers=True)
+    erase(shell, "t")
+    found = {each.object.partition("/")[0]: each for each in proof(shell).traces}
+    assert set(found) == {"archives", "topics"}
+    assert "topic `copy`" in found["archives"].what
+    assert "and it was deleted): holds 1 of them" in found["archives"].what
+    assert found["archives"].do.startswith("run `tidelog archive erase b --id ID --prove` again")
+    assert found["topics"].what.startswith("topic `far` (")
+    erase(shell, "far")
+    shell.made.archives.get("b").erase(ids=["gone"])
+    assert proof(shell).is_erased
+
+
+def test_proof_searches_what_a_killed_delete_leaves_of_a_copy(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell(*COMMANDS["pump"])
+    with monkeypatch.context() as patch:
+        patch.setattr(type(shell.made.store), "delete", die)
+        with pytest.raises(UnavailableError):
+            shell.made.delete_topic("copy", past_readers=True)
+    erase(shell, "t")
+    (trace,) = proof(shell).traces
+    assert trace.what.endswith("holds 1 of them: its topic is being deleted")
+    shell.made.delete_topic("copy")
+    assert proof(shell).is_erased
+
+
+def die(*_: object, **__: object) -> None:
+    raise UnavailableError("killed")
 
 
 @pytest.mark.parametrize("how", ["pump", "restore"])
@@ -170,6 +210,20 @@ def test_erase_from_an_archive_lists_topics_that_were_restored_from_it(shell: Sh
     (said,) = done.out_of_reach
     assert said.startswith("topic `copy`: pipeline `")
     assert said.endswith("delete these events there too, with `tidelog delete copy`")
+
+
+def test_erase_from_an_archive_lists_archives_of_a_restored_topic_that_was_deleted(
+    shell: Shell,
+) -> None:
+    shell(*COMMANDS["restore"])
+    shell("archive", "create", "b", "--source", "topic:copy", "--kind", "backup")
+    shell("archive", "run", "b", "--no-spark")
+    for name in ("copy", "t"):
+        shell.made.delete_topic(name, past_readers=True)
+    found = shell.made.archives.get("a").erase(ids=["gone"])
+    (said,) = found.out_of_reach
+    assert said.startswith("archive `b`: has events of topic `copy`, which was deleted (pipeline")
+    assert said.endswith("erase these events there too, with `tidelog archive erase b`")
 
 
 def test_erase_from_an_archive_names_folders_that_were_named_by_the_events(tmp_path: Path) -> None:

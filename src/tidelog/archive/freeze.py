@@ -201,9 +201,9 @@ class HeadGate:
             )
         state = now.state_of(number)
         if state != self._state or state in ("kept", "removing"):
+            is_live = "" if state == "live" else f", and {now.generation} is live"
             raise FencedError(
-                f"archive `{name}`: generation {number} is {state}, and {now.generation} is live: "
-                "stop this driver"
+                f"archive `{name}`: generation {number} is {state} now{is_live}: stop this driver"
             )
         promotion = now.promotion
         if promotion is None or state != "live":

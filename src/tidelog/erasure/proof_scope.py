@@ -29,7 +29,7 @@ from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import Topic
 from tidelog.pipeline.registry import list_pipelines
 
-__all__ = ["Generation", "ProofScope", "TopicScope"]
+__all__ = ["DeletedTopicScope", "Generation", "ProofScope", "TopicScope"]
 
 Generation = tuple[Archive, int]
 """A generation of an archive."""
@@ -204,3 +204,11 @@ class TopicScope(ProofScope):
         """Returns what to do, with the topic's name."""
         delete = f"tidelog delete {self._topic.name} ID"
         return text.replace("{delete}", delete).replace("{topic}", self._topic.name)
+
+
+class DeletedTopicScope(TopicScope):
+    """A topic that was deleted: its archives and copies are left."""
+
+    def remedy(self, text: str, archive: str = "") -> str:
+        """Returns what to do, with the name of the archive to erase from."""
+        return text.replace("{delete}", f"tidelog archive erase {archive or 'NAME'} --id ID")

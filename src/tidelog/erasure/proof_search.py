@@ -58,7 +58,7 @@ from tidelog.erasure.proof_places import (
     remedy_of,
     why_loose,
 )
-from tidelog.erasure.proof_scope import ProofScope, TopicScope
+from tidelog.erasure.proof_scope import DeletedTopicScope, ProofScope, TopicScope
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
 from tidelog.erasure.search import clean_files, clean_objects
@@ -220,6 +220,12 @@ class _ProofSearch(ObjectSearch):
                 self._live_rows(store, topic, live[info.key], data)
             else:
                 self.loose(info.key, data, "no row names it")
+
+    def deleted_topic_objects(self, store: Store, topic: Topic) -> None:
+        """Searches what is left of a topic that is being deleted."""
+        for info in store.list(f"topics/{topic.incarnation}/"):
+            if (store.url, info.key) not in self._seen:
+                self.unexplained(store, info, "its topic is being deleted", SWEEP)
 
     def _clean_objects(
         self, store: Store, folder: str, live: Mapping[str, list[tuple[int, Run]]]
@@ -469,14 +475,20 @@ class _ProofSearch(ObjectSearch):
             self.add(place, what, remedies.COPYING)
         for copy in found.topics:
             deletions = copy_deletions(self._context, copy.topic, self._sought.deletions)
-            scope = TopicScope(self._context, copy.topic)
+            kind = DeletedTopicScope if copy.is_deleted else TopicScope
+            scope = kind(self._context, copy.topic)
             sought = EventMatcher(deletions, now_ms=self.proof.searched_ms)
             inner = _ProofSearch(scope, sought, self._progress)
             inner._seen = self._seen
-            inner.enter(f"topic `{copy.topic.name}` ({copy.how})")
+            how = f"{copy.how}, and it was deleted" if copy.is_deleted else copy.how
+            name = f"topic `{copy.topic.name}` ({how})"
+            inner.enter(name)
             for place, what in scope.copying_under_way(sought):
                 inner.add(place, what, remedies.COPYING)
-            inner.topic_objects(store, copy.topic)
+            if copy.is_deleted:
+                inner.deleted_topic_objects(store, copy.topic)
+            else:
+                inner.topic_objects(store, copy.topic)
             inner.errors()
             for archive, generation in scope.reachable():
                 inner.enter(f"archive `{archive.name}`")
@@ -488,8 +500,7 @@ class _ProofSearch(ObjectSearch):
             self.proof.objects += inner.proof.objects
             self.proof.bytes += inner.proof.bytes
             for trace in inner.proof.traces:
-                what = f"topic `{copy.topic.name}` ({copy.how}): {trace.what}"
-                self.add(trace.object, what, trace.do)
+                self.add(trace.object, f"{name}: {trace.what}", trace.do)
         self.proof.out_of_reach += found.outside
 
     def _owner(self, store: Store, archive: Archive) -> None:

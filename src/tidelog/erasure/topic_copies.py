@@ -2,8 +2,10 @@
 
 The catalog records each of them with its source and sink. A deleted pipeline is known by its
 producers in the topic that it wrote to, whose rows are permanent and name source partitions. A
-proof of an erasure searches these topics, with their archives, and lists the other sinks. An
-unnamed playback, a deleted one, and a consumer that produces leave no such record.
+proof of an erasure searches these topics, with their archives, and lists the other sinks. A topic
+that was deleted since is followed too: its archives and copies stay. An unnamed playback, a deleted
+one, and a consumer that produces leave no such record; nor does a deleted pipeline whose target was
+deleted as well.
 
 The other way round, an erasure from a copy does not reach its origin, and names it.
 """
@@ -17,7 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tidelog.archive.archive import list_archives
-from tidelog.archive.derived_archives import archives_of, copies_of, sources_of
+from tidelog.archive.derived_archives import (
+    archives_of,
+    copies_of,
+    partitions_of,
+    sources_of,
+)
 from tidelog.archive.erased_events import Deletions, read_deletions
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import is_detached
@@ -59,8 +66,13 @@ Source = tuple[str, str]
 class TopicCopy(NamedTuple):
     """A topic that may hold events of another one."""
 
-    topic: Topic
+    topic: Topic  # as far as it is known, if it was deleted
     how: str  # how the events got there
+
+    @property
+    def is_deleted(self) -> bool:
+        """Returns whether only what was made of it is left."""
+        return self.topic.state == "deleting"
 
 
 @dataclass(slots=True)
@@ -109,25 +121,45 @@ def find_copies(context: Context, origin: Origin) -> Copies:
         for step in (*_steps(context, one), *by_deleted):
             if not step.target:
                 found.outside += [_outside(step)]
-            elif step.target in topics and step.target not in known:
+            elif step.target not in known:
                 known.add(step.target)
-                found.topics.append(TopicCopy(topics[step.target], step.how))
-                left.append(origin_of_topic(context, topics[step.target]))
+                topic = topics.get(step.target) or _deleted_topic(step)
+                found.topics.append(TopicCopy(topic, step.how))
+                left.append(origin_of_topic(context, topic))
     return found
+
+
+def _deleted_topic(step: _Step) -> Topic:
+    """Returns what is known of a topic that was deleted, or is being deleted."""
+    name = parse_address(step.sink).path
+    return Topic(name, step.target, partitions=1, created_ms=0, state="deleting")
 
 
 def copies_of_archives(context: Context, names: Collection[str]) -> list[str]:
     """Returns messages about topics and other places that events of archives were copied to."""
     messages = []
-    sources = {("archive", each) for each in names}
-    for step in _of_pipelines(pipelines_from(context, sources)):
-        address = parse_address(step.sink)
-        if address.scheme == "topic":
-            do = f"delete these events there too, with `tidelog delete {address.path}`"
-            messages.append(f"topic `{address.path}`: {step.how}: was not searched: {do}")
-        else:
-            messages.append(_outside(step))
-    return messages
+    sources = frozenset(("archive", each) for each in names)
+    found = find_copies(context, Origin(sources, frozenset(), frozenset()))
+    for copy in found.topics:
+        topic, how = copy.topic, copy.how
+        do = f"delete these events there too, with `tidelog delete {topic.name}`"
+        if not copy.is_deleted:
+            messages.append(f"topic `{topic.name}`: {how}: was not searched: {do}")
+        for archive in _archives_left_of(context, topic) if copy.is_deleted else ():
+            do = f"erase these events there too, with `tidelog archive erase {archive.name}`"
+            what = f"has events of topic `{topic.name}`, which was deleted ({how})"
+            messages.append(f"archive `{archive.name}`: {what}: was not searched: {do}")
+    return [*messages, *found.outside]
+
+
+def _archives_left_of(context: Context, topic: Topic) -> list[Archive]:
+    """Returns the archives that have events of a deleted topic."""
+    found = {
+        archive.name: archive
+        for archive, generation in archives_of(context, topic)
+        if partitions_of(context, archive.pipeline(generation), topic)
+    }
+    return list(found.values())
 
 
 def copying_under_way(
