@@ -163,7 +163,19 @@ def test_redo_says_what_it_copies_and_asks(tidelog: Run) -> None:
     assert "needs --yes without a terminal" in refused.err
     done = tidelog("archive", "redo", "a", "--date", "1970-01-01", "--no-spark", "--yes", "--json")
     row = done.rows()[-1]
-    assert (row["generation"], row["events"], row["copied"]) == (2, 1, 1)
+    assert (row["generation"], row["events"], row["copied"], row["dead"]) == (2, 1, 1, 0)
     assert tidelog("archive", "promote", "a").code == 0
     told = tidelog("archive", "verify", "a", "--deep", "--json").rows()[-1]
     assert (told["events"], told["problems"]) == (11, [])
+
+
+def test_backfill_and_redo_say_what_became_dead_letters(tidelog: Run) -> None:
+    made(tidelog, "--parser", "timestamp")
+    parser = ("--parser", "json:no.such.field", "--no-spark")
+    redone = tidelog("archive", "redo", "a", "--partition", "t/0", *parser, "--yes")
+    line = "10 dead letters: run `tidelog archive dead a --generation 2` to see why before you"
+    assert line in redone.out.decode(), redone.err
+    reasons = tidelog("archive", "dead", "a", "--generation", "2").out.decode()
+    assert "no.such.field" in reasons
+    assert tidelog("archive", "drop", "a", "2").code == 0
+    assert "10 dead letters: run" in tidelog("archive", "backfill", "a", *parser).out.decode()

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, TypeVar
 
 import click
 
+from tidelog.api.pipelines import RunResult
 from tidelog.cli.commands.pipeline import seek_options, show_moves
 from tidelog.cli.output import FAILED, Output, counted, json_option
 from tidelog.cli.pipeline_options import (
@@ -96,11 +97,12 @@ def backfill(
                 **format_of(given),
                 **run_options(given, watch),
             )
-        output.record({"archive": name, "generation": done.generation, "events": done.events})
+        record = {"archive": name, "generation": done.generation, "events": done.events}
+        output.record({**record, "dead": done.dead})
         limit = archive.restore_limit(done.generation)
         if limit:
             output.say(f"Note: {limit}.")
-        output.say(f"Next: tidelog archive promote {name}")
+        _say_next(output, name, done)
 
 
 @click.command()
@@ -180,9 +182,10 @@ def redo(home_text: str | None, output: Output, /, name: str, **given: Any) -> N
                 "generation": done.generation,
                 "events": plan.events,
                 "copied": plan.copied_files,
+                "dead": done.dead,
             }
         )
-        output.say(f"Next: tidelog archive promote {name}")
+        _say_next(output, name, done)
 
 
 def _switch_options(command: _Command) -> _Command:
@@ -289,6 +292,16 @@ def _switch(given: dict[str, Any]) -> _Switch:
     """Returns how to switch; with Spark only on request, since there is little left to read."""
     conf = spark_conf(given["confs"])
     return _Switch(force=given["force"], spark=given["master"], spark_conf=conf)
+
+
+def _say_next(output: Output, name: str, done: RunResult) -> None:
+    """Says what to do with a generation that was built; dead letters are looked at first."""
+    if done.dead:
+        output.say(
+            f"{counted(done.dead, 'dead letter')}: run `tidelog archive dead {name} --generation "
+            f"{done.generation}` to see why before you promote it"
+        )
+    output.say(f"Next: tidelog archive promote {name}")
 
 
 def _tell_live(output: Output, found: Archive) -> None:
