@@ -199,6 +199,24 @@ def test_proof_lists_copies_outside_of_the_home(shell: Shell, tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_proof_lists_the_archive_that_a_topic_with_its_name_was_restored_from(
+    shell: Shell, is_forgotten: bool
+) -> None:
+    shell.made.delete_topic("t", past_readers=True)
+    shell.made.create_topic("t", 1)
+    shell("archive", "restore", "a", "--to", "topic:t", "--no-spark")
+    how = "a pipeline that was deleted may have"
+    for pipeline in shell.made.pumps.list(restores=True):
+        if is_forgotten:
+            pipeline.delete()
+        else:
+            how = f"pipeline `{pipeline.name}`"
+    erase(shell, "t")
+    do = "was not searched: erase these events there too, with `tidelog archive erase a`"
+    assert proof(shell).out_of_reach == [f"archive `a`: {how} copied events from it: {do}"]
+
+
 def test_erase_from_an_archive_lists_topics_that_were_restored_from_it(shell: Shell) -> None:
     shell(*COMMANDS["restore"])
     shell.made.delete_topic("t", past_readers=True)

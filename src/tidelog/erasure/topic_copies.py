@@ -27,7 +27,7 @@ from tidelog.archive.derived_archives import (
 )
 from tidelog.archive.erased_events import Deletions, read_deletions
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import is_detached
+from tidelog.coordination.pipeline_rows import is_detached, read_partitions
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.log.ledger import ErasedIds
 from tidelog.log.topics import list_topics
@@ -145,15 +145,15 @@ def copies_of_archives(context: Context, names: Collection[str]) -> list[str]:
         do = f"delete these events there too, with `tidelog delete {topic.name}`"
         if not copy.is_deleted:
             messages.append(f"topic `{topic.name}`: {how}: was not searched: {do}")
-        for archive in _archives_left_of(context, topic) if copy.is_deleted else ():
+        for archive in _archives_with(context, topic) if copy.is_deleted else ():
             do = f"erase these events there too, with `tidelog archive erase {archive.name}`"
             what = f"has events of topic `{topic.name}`, which was deleted ({how})"
             messages.append(f"archive `{archive.name}`: {what}: was not searched: {do}")
     return [*messages, *found.outside]
 
 
-def _archives_left_of(context: Context, topic: Topic) -> list[Archive]:
-    """Returns the archives that have events of a deleted topic."""
+def _archives_with(context: Context, topic: Topic) -> list[Archive]:
+    """Returns the archives that have events of a topic, not of an earlier one with its name."""
     found = {
         archive.name: archive
         for archive, generation in archives_of(context, topic)
@@ -283,15 +283,13 @@ def outside_of_home(context: Context, archives: Iterable[Archive]) -> Iterator[s
 
 
 def outside_of_proof(context: Context, topic: Topic) -> Iterator[str]:
-    """Yields messages about what a proof of a topic does not search but may hold its events."""
-    own = {archive.name: archive for archive, _ in archives_of(context, topic)}
+    """Yields messages about what a proof of a topic does not search but may hold its events.
+
+    An archive of an earlier topic with this name is not searched: it may be what was restored.
+    """
+    own = {each.name: each for each in _archives_with(context, topic)}
     yield from outside_of_home(context, own.values())
-    into = [each for each in list_pipelines(context) if each.target == topic.incarnation]
-    origins = {url: f"pipeline `{each.name}` copied" for each in into for url in [each.source]}
-    for archive in own.values():
-        for url in sorted(sources_of(archive)):
-            origins.setdefault(url, f"archive `{archive.name}` was built")
-    for url, how in origins.items():
+    for url, how in _origins(context, topic, own.values()).items():
         address = parse_address(url)
         if address.scheme == "archive" and address.path not in own:
             do = f"erase these events there too, with `tidelog archive erase {address.path}`"
@@ -302,6 +300,26 @@ def outside_of_proof(context: Context, topic: Topic) -> Iterator[str]:
         elif address.scheme not in ("archive", "topic"):
             do = "delete these events there too"
             yield f"source `{url}`: {how} events from it: was not searched: {do}"
+
+
+def _origins(context: Context, topic: Topic, archives: Iterable[Archive]) -> dict[str, str]:
+    """Returns what events of a topic and its archives may come from: URLs, and how they came."""
+    into = [each for each in list_pipelines(context) if each.target == topic.incarnation]
+    found = {each.source: f"pipeline `{each.name}` copied" for each in into}
+    for archive in archives:
+        for url in sorted(sources_of(archive)):
+            found.setdefault(url, f"archive `{archive.name}` reads")
+    names = {source for source, _ in _deleted_pipelines(context, [topic])}
+    how = "a pipeline that was deleted may have copied"
+    for each in list_topics(context) if names else ():
+        if each.name in names:
+            found.setdefault(f"topic:{each.name}", how)
+    for archive in list_archives(context) if names else ():
+        pipelines = [archive.pipeline(number) for number in archive.makings]
+        held = {name for each in pipelines for name in read_partitions(context, each)}
+        if not names.isdisjoint(name.rpartition("/")[0] for name in held):
+            found.setdefault(f"archive:{archive.name}", how)
+    return found
 
 
 def _archives_in(archive: Archive) -> set[str]:
