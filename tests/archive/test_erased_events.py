@@ -57,7 +57,7 @@ def fill(home: Home, first: int = 0, end: int = 6) -> None:
 
 def write_events(folder: Path, name: str, events: list[tuple[str, int, str]]) -> str:
     """Put events with ids, offsets and times into a file; the source that reads the folder."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {
             "id": event,

@@ -105,8 +105,11 @@ def test_proved_event_is_in_no_byte_of_the_home(
     proof.save(tmp_path / "proof.json")
     assert home.has_proof(Proof.load(tmp_path / "proof.json"))
     assert [each.proof.verdict for each in daily.audit(GONE) if each.proof] == ["erased"]
-    assert daily.prove_erased(ids=["e1"]).verdict == "not erased"
-    assert prove(home, "copy") == [], "the record of an archive counts for its copies"
+    held = {each.object.split("/t/")[0] for each in daily.prove_erased(ids=["e1"]).traces}
+    parts = {each.rpartition("/src")[0] or each for each in held}
+    assert parts == {"archives/daily/g1", "archives/daily/g2", "archives/copy/g1"}
+    of_copy = home.archives.get("copy").prove_erased(ids=[GONE])
+    assert of_copy.verdict == "erased", "the record of an archive counts for its copies"
 
 
 def test_leftover_in_any_place_is_named(home: Home, tmp_path: Path) -> None:
@@ -147,6 +150,23 @@ def test_leftover_in_any_place_is_named(home: Home, tmp_path: Path) -> None:
         assert all(do in each.do for each in found), found
         home.store.delete([key])
     assert prove(home) == []
+
+
+def test_objects_of_a_topic_that_is_being_deleted_are_searched(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(home)
+    folder = f"topics/{home.topic('t').incarnation}/"
+    drive(home, an_archive(home))
+
+    def die(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tidelog.log.topics._remove_objects", die)
+        with pytest.raises(Crash):
+            home.delete_topic("t", past_readers=True)
+    assert any(each.object.startswith(folder) for each in prove(home))
 
 
 def test_rows_that_quote_an_event_are_named(home: Home, tmp_path: Path) -> None:
@@ -208,8 +228,12 @@ def test_archives_of_the_same_files_are_searched_too(home: Home, tmp_path: Path)
     of_files(home, tmp_path)
     source = f"file:{tmp_path}/src?mode=events"
     drive(home, an_archive(home, "again", source=source))
+    drive(home, an_archive(home, "far", source="archive:again"))
+    write_events(tmp_path / "elsewhere" / "src", "a.jsonl", [(GONE, 0, "2025-01-01T00:00:00Z")])
+    other = f"file:{tmp_path}/elsewhere/src?mode=events"
+    drive(home, an_archive(home, "other", source=other))
     proof = erase(home)
-    assert [each.object.split("/")[1] for each in proof.traces] == ["again"]
+    assert [each.object.split("/")[1] for each in proof.traces] == ["again", "far"]
     where = f"source `{source}`: was not searched: delete these events there too"
     assert where in proof.out_of_reach
     erase(home, name="again")

@@ -5,8 +5,8 @@ or a key up to a time. The audits of the archives that it was made of count too.
 hold the same events, and are searched:
 
 - its *family*: the archive, those that it was made of, and all that were made of one of these;
-- archives of the same source partition: of the same incarnation of a deleted topic, or of the same
-  topic, stream or file elsewhere.
+- archives of the same source partition, and those made of them: of the same incarnation of a
+  deleted topic, or of the same topic, stream or file elsewhere.
 
 A proof also searches what pipelines and playbacks copied out of all these, or out of the same
 source, into topics. Sources outside of the home are out of reach.
@@ -64,12 +64,14 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import Topic
+from tidelog.pipeline.registry import list_pipelines
 
 __all__ = ["ArchiveScope"]
 
 _WAIT_S = 10.0  # for unfinished ranges
 _LOOK_S = 0.2
 _IN_HOME = ("archive", "topic")  # schemes
+_NAMED = ("kafka", "kinesis", "scylla")  # schemes; a path may be a list or a pattern
 
 
 class ArchiveScope(ProofScope):
@@ -90,6 +92,7 @@ class ArchiveScope(ProofScope):
             for record in read_audit(context, each)
             if record.op == "delete"
         ]
+        self._made_of_others: set[str] = set()  # archives of those that read the same source
         self._numbers: dict[tuple[str, str], int] = {}  # of pipelines and source partitions
         self._deletions = Deletions()
 
@@ -153,7 +156,10 @@ class ArchiveScope(ProofScope):
         if any(line.is_surely(each) for each in self._lines):
             return True
         is_same = any(line.partition == each.partition for each in self._lines)
-        return is_same and not self._outside.isdisjoint(_sources(archive))
+        return is_same and (
+            archive.incarnation in self._made_of_others
+            or not self._outside.isdisjoint(map(_origin, _sources(archive)))
+        )
 
     def unfinished_ranges(self) -> Iterator[tuple[str, str]]:
         """Waits for ranges of the archive and its copies; yields those that do not end.
@@ -308,7 +314,9 @@ class ArchiveScope(ProofScope):
         }
         for each in list_archives(self.context):
             if each.state == "ready" and each.incarnation not in archives and self._is_same(each):
-                archives[each.incarnation] = each
+                copies = copies_of(self.context, each)
+                self._made_of_others |= {copy.archive.incarnation for copy in copies}
+                archives |= {copy.archive.incarnation: copy.archive for copy in copies}
         return [(each, number) for each in archives.values() for number in each.from_live]
 
     def _is_same(self, archive: Archive) -> bool:
@@ -330,7 +338,14 @@ class ArchiveScope(ProofScope):
             for copy in copies.values()
             for source in _sources(copy.archive)
         }
-        return frozenset(each for each in found if each[0] not in _IN_HOME)
+        return frozenset(_origin(each) for each in found if each[0] not in _IN_HOME)
+
+    def _reads_same(self, named: NamedPipeline) -> bool:
+        """Returns whether a pipeline reads one of the source partitions outside of the home."""
+        if _origin(source_of_url(named.source)) not in self._outside:
+            return False
+        own = {line.partition for line in self._lines}
+        return not own.isdisjoint(read_partitions(self.context, named.incarnation))
 
     @cached_property
     def _origin(self) -> Origin:
@@ -342,8 +357,9 @@ class ArchiveScope(ProofScope):
             if source[0] == "topic"
         }
         own = {("archive", name) for name in archives}
+        others = filter(self._reads_same, list_pipelines(self.context))
         return Origin(
-            sources=self._outside | topics | own,
+            sources=frozenset({*topics, *own, *(source_of_url(each.source) for each in others)}),
             incarnations=frozenset(line.incarnation for line in self._lines) - {""},
             names=frozenset(line.partition.rpartition("/")[0] for line in self._lines),
         )
@@ -352,6 +368,11 @@ class ArchiveScope(ProofScope):
 def _base(pipeline: str) -> str:
     """Returns the pipeline of a generation, also for its replays."""
     return generation_pipeline(pipeline) if pipeline else ""
+
+
+def _origin(source: Source) -> Source:
+    """Returns a source without its path, if its source partitions are named by topic or stream."""
+    return source if source[0] not in _NAMED else (source[0], "")
 
 
 def _sources(archive: Archive) -> set[Source]:
