@@ -30,6 +30,7 @@ from tidelog.home import World, create_home
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.settings import Settings
 
 AVRO = ArchiveFormat(format="avro")
@@ -107,6 +108,40 @@ def test_chains_and_restores_go_on_after_a_promote_and_a_rollback(
     done += restore(home.context, wanted, LocalWorkers())
     assert numbers(home, "a") == numbers(home, "copy") == Counter(range(600))
     assert done == 600
+
+
+def test_proof_finds_events_that_other_archives_have_under_other_numbers(
+    home: Home, fake: FakeKinesis
+) -> None:
+    stream = Stream(fake.endpoint)
+    put(stream, range(10))
+    an_archive(home, stream.url())
+    an_archive(home, "archive:a", "copy")
+    an_archive(home, stream.url("&start=newest"), "b")
+    drive(home, "b")
+    put(stream, range(10, 90))
+    for name in ("a", "copy", "b"):
+        drive(home, name)
+    pump = open_pump(home.context, PumpOptions(stream.url(), "again"), LocalWorkers())
+    assert Driver(home.context, pump, DriverOptions()).run() == 90
+    proof = home.archives.get("a").erase(key=b"key-3", prove=True)
+    of_b, *others = proof.traces
+    assert of_b.object.startswith("archives/b/")
+    assert "tidelog archive erase b --id ID --prove" in of_b.do
+    assert len(others) == 6
+    assert all(each.do == "run `tidelog delete again ID`" for each in others)
+    assert home.erase("again", key=b"key-3").is_erased
+    assert any("kinesis://" in each for each in proof.out_of_reach)
+    home.archives.get("b").erase(key=b"key-3")
+    for name in ("a", "copy", "b"):
+        assert home.archives.get(name).prove_erased(keys=[b"key-3"]).verdict == "erased"
+        found = home.archives.get(name).prove_erased(keys=[b"key-4"])
+        assert {each.object.split("/")[1] for each in found.traces} > {"a", "copy", "b"}
+    fake.ahead_ms += HOUR_MS
+    put(stream, range(90, 140))
+    drive(home, "a")
+    assert numbers(home, "a")[105] == 1
+    assert home.archives.get("a").prove_erased(keys=[b"key-3"]).verdict == "erased", "it is later"
 
 
 def test_events_keep_their_numbers_also_after_an_erasure_and_a_loss(
