@@ -301,6 +301,21 @@ def test_numbered_file_is_known_after_it_was_moved_and_compressed(world: World) 
     assert world.archived() == sorted([*lines("older", 3), *lines("old", 4), "new"])
 
 
+def test_compressed_file_is_known_if_the_next_one_was_not_read_before_its_rotation(
+    world: World,
+) -> None:
+    """As in a run a day, right after the rotation."""
+    world.write(*lines("older", 3), to="app.log.1")
+    assert world.run() == 3
+    older = world.folder / "app.log.1"
+    (world.folder / "app.log.2.gz").write_bytes(gzip.compress(older.read_bytes()))
+    older.unlink()
+    world.write(*lines("old", 4), to="app.log.1")
+    world.restarted()
+    assert world.run() == 4
+    assert world.archived() == sorted([*lines("older", 3), *lines("old", 4)])
+
+
 @pytest.mark.parametrize(
     ("new", "old"),
     [
