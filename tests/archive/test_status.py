@@ -197,7 +197,7 @@ def test_what_the_source_lost_is_seen_before_and_after_it_is_accepted(home: Home
     drive(home, archive, accept_loss=True)
     status = read_status(home.context, archive)
     assert of(status).totals.lost == 1
-    assert "1 ranges were lost" in said(status)
+    assert "1 range was lost" in said(status)
     assert of(status).lost_to == ""
 
 

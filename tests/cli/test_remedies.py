@@ -230,7 +230,7 @@ CASES = {
     ),
     "loss accepted": Case(
         lost_and_accepted,
-        "1 ranges were lost",
+        "1 range was lost",
         "archive status daily --check --since 0s",
     ),
     "silent": Case(silent, "1 of its drivers died", "archive run daily --follow"),

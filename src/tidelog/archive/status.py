@@ -476,9 +476,8 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
     now_ms, archive = status.read_ms, status.archive
     if each.failure is not None:
         since_s = (now_ms - each.failure.since_ms) / 1000
-        yield (
-            f"fails since {since_s:.0f} s, {each.failure.attempts} attempts: {each.failure.message}"
-        )
+        tries = "1 attempt" if each.failure.attempts == 1 else f"{each.failure.attempts} attempts"
+        yield f"fails since {since_s:.0f} s, {tries}: {each.failure.message}"
     if each.lost_to:
         yield (
             f"the source holds nothing before {each.lost_to}, archived is up to {each.position}: "
@@ -526,8 +525,9 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
             f"--replay`, with --parser for another parser; `--max-dead {each.dead}` accepts them"
         )
     if each.totals.lost and now_ms - each.totals.lost_ms <= limits.since_ms:
+        ranges = "1 range was" if each.totals.lost == 1 else f"{each.totals.lost} ranges were"
         yield (
-            f"{each.totals.lost} ranges were lost by the source, which was accepted: lengthen its "
+            f"{ranges} lost by the source, which was accepted: lengthen its "
             f"retention; `tidelog archive status {archive.name} --check --since 0s` leaves out "
             "what is known"
         )

@@ -202,7 +202,7 @@ class DriverWatch:
         """Moves the end of the bar to where all waiting events are done."""
         if self._is_away:
             self._is_away = False
-            self.tell(f"{self._what}: the source answers again")
+            self.tell(f"{self._what}: everything answers again")
         task = self._bar.tasks[0]
         speed = f"{task.speed:,.0f} events/s" if task.speed else ""
         self._bar.update(

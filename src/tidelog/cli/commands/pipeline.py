@@ -264,6 +264,8 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
             type_field=given["type_field"],
             time_field=given["time_field"],
         )
+        if given["follow"] and not output.as_json:
+            watch.tell(f"{made.name}: following {made.info.source}. Ctrl-C ends this.")
         done = made.run(
             follow=given["follow"],
             spark=spark_of(given),
