@@ -225,7 +225,8 @@ class DriverWatch:
     def outage(self, error: TidelogError, wait_s: float) -> None:
         """Report that the source cannot be reached, and when it is tried again."""
         self._is_away = True
-        self.tell(f"{self._what}: {error}: retrying in {wait_s:.1f} s")
+        soon = "now" if wait_s < 0.05 else f"in {wait_s:.1f} s"  # 0.0 s looks like a mistake
+        self.tell(f"{self._what}: {error}: retrying {soon}")
 
     def tell(self, text: str) -> None:
         """Prints a line for a person, beside the bar."""

@@ -132,9 +132,9 @@ class ArchiveSink:
         if staged.dead >= _LEAST and staged.dead > share_max * events:
             raise InvalidError(
                 f"source partition `{partition}`: {staged.dead} of {events} events are dead "
-                f"letters, the allowed share is {share_max}; the first: {staged.why_dead}: build "
-                "it with another parser (`tidelog archive backfill --parser`), or allow a larger "
-                "share (--dead-share)",
+                f"letters, the allowed share is {share_max}; the first: {staged.why_dead}: choose "
+                "another parser (`tidelog archive backfill NAME --parser PARSER`, then `tidelog "
+                "archive promote NAME`), or allow a larger share (--dead-share)",
                 offset=staged.first_dead,
             )
 
