@@ -387,7 +387,10 @@ class NotifyCalls(ABC):
         found = self.topic(topic)
         found.check_partition(partition)
         if not found.notify or not self.context.standing.owns(found.home):
-            raise InvalidError(f"topic `{topic}`: this home notifies no targets of it: give some")
+            raise InvalidError(
+                f"topic `{topic}`: this home notifies no targets of it: give some with `tidelog "
+                f"topic change {topic} --notify URL`"
+            )
         targets = [open_target(url, self.context.environ) for url in found.notify]
         sent = notify_again(self.context, found, partition, targets)
         return sent.offset if sent else None

@@ -70,8 +70,8 @@ _ARNS = {
     ),
 }
 _ARN_FORMS = {
-    "sns": "no ARN of a topic: give sns:arn:aws:sns:REGION:ACCOUNT:NAME",
-    "lambda": "no ARN of a function: give lambda:arn:aws:lambda:REGION:ACCOUNT:function:NAME",
+    "sns": "not the ARN of a topic: give sns:arn:aws:sns:REGION:ACCOUNT:NAME",
+    "lambda": "not the ARN of a function: give lambda:arn:aws:lambda:REGION:ACCOUNT:function:NAME",
 }
 
 
