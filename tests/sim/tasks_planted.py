@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tidelog.coordination.manifests import load_manifest
 from tidelog.erasure.proof_objects import ObjectSearch
 from tidelog.erasure.rewrite import EraseLane
 from tidelog.log.maintenance import sweep as log_sweep
@@ -61,7 +62,8 @@ def files_of_older_contents(patch: Patch) -> None:
     def anyhow(self: Any, work: Any, each: Any, entries: Any) -> Any:
         committed = self._committed(each.row)
         if committed is not None:
-            work = replace(work, parts=tuple(self._manifest(committed.manifest).parts))
+            found = load_manifest(self._context.store, committed.manifest)
+            work = replace(work, parts=tuple(found.parts))
         return decided(self, work, each, entries)
 
     patch.setattr(EraseLane, "decided", anyhow)
