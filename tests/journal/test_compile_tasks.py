@@ -16,7 +16,7 @@ from tidelog import Event, Home
 from tidelog.context import LogSettings
 from tidelog.errors import UnavailableError
 from tidelog.journal import compile_tasks as by_tasks
-from tidelog.journal.compile import CompileReport, PartitionCompile
+from tidelog.journal.compile import CompilePlan, CompileReport, PartitionCompile
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.compile_tasks import compile_by_tasks
 from tidelog.log.maintenance.trim import ToOffsets
@@ -93,6 +93,31 @@ def test_others_change_rows_while_tasks_run(home: Home, monkeypatch: pytest.Monk
     home.compile("a")
     home.sweep(0)
     assert contents(home, "a") == found
+    assert home.verify("a").errors == 0
+
+
+def test_another_process_compiles_between_plan_and_work(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it replaced is gone by then, which is not a loss."""
+    fill(home, "a", 1)
+    home.compile("a")
+    home.delete("a", "0-0-0")
+    plan, plans = PartitionCompile.plan, 0
+
+    def overtaken(self: PartitionCompile) -> CompilePlan:
+        nonlocal plans
+        planned, plans = plan(self), plans + 1
+        if plans == 2:  # the first one only asks whether there is anything to do
+            home.sweep(0)  # frees the partition
+            assert home.compile("a").journals
+            home.sweep(0)
+        return planned
+
+    monkeypatch.setattr(PartitionCompile, "plan", overtaken)
+    before = contents(home, "a")
+    assert compile_by_tasks(home.context, InlineTasks(), [home.topic("a")], ALL).journals == 0
+    assert contents(home, "a") == before
     assert home.verify("a").errors == 0
 
 

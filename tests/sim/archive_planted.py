@@ -580,6 +580,9 @@ BUGS: Mapping[str, Bug] = {
     "a task's files of older contents are decided": Bug(
         "P5a", tasks_planted.files_of_older_contents, TasksWorld
     ),
+    "tasks compile by a plan that is overtaken": Bug(
+        "P5", tasks_planted.overtaken_plan, TasksWorld
+    ),
     "an update looks at archives once": Bug("P4", moves_planted.update_looks_once, MovesWorld),
     "a stream passes a failed event": Bug(
         "P3", moves_planted.stream_passes_a_failed_event, MovesWorld

@@ -10,6 +10,7 @@ import pytest
 from tidelog.coordination.manifests import load_manifest
 from tidelog.erasure.proof_objects import ObjectSearch
 from tidelog.erasure.rewrite import EraseLane
+from tidelog.journal.compile import PartitionCompile
 from tidelog.log.maintenance import sweep as log_sweep
 from tidelog.log.producer.append import Appender
 from tidelog.spark import write as commit
@@ -67,3 +68,8 @@ def files_of_older_contents(patch: Patch) -> None:
         return decided(self, work, each, entries)
 
     patch.setattr(EraseLane, "decided", anyhow)
+
+
+def overtaken_plan(patch: Patch) -> None:
+    """Tasks compile what was planned, even if another process has replaced its objects since."""
+    patch.setattr(PartitionCompile, "is_stale", lambda *_: False)

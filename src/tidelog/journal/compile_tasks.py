@@ -121,17 +121,23 @@ def _rounds(
     at_once = runner.parallelism * _TASKS_EACH
     for _ in range(_ROUNDS_MAX):
         ready: list[_Ready] = []
+        is_stale = False
         for compiling in list(living):
             plan = compiling.plan()
             if not plan.groups:
                 compiling.clean()
                 living.remove(compiling)
             try:
-                ready += [_Ready(compiling, compiling.prepare(plan, each)) for each in plan.groups]
+                groups = [compiling.prepare(plan, each) for each in plan.groups]
             except FencedError:
                 living.remove(compiling)
                 yield CompileReport(busy=1)
-        if not ready:
+                continue
+            if any(map(compiling.is_stale, groups)):  # another process has done it: plan again
+                is_stale = True
+            else:
+                ready += [_Ready(compiling, each) for each in groups]
+        if not ready and not is_stale:
             return
         failed: set[PartitionCompile] = set()  # later groups of these must wait for another plan
         for first in range(0, len(ready), at_once):
