@@ -46,7 +46,7 @@ def keep_one_failure(self: FlushFailures, failure: FlushFailure) -> None:
 def result_tells_the_flush(self: SendFuture, timeout_s: float | None = None) -> Position:
     """Takes one look at a failed flush for a report of all its events."""
     flush = self.flush
-    if not flush.settled(timeout_s):
+    if not flush.wait(timeout_s):
         raise UnknownOutcomeError("not durable yet")
     if flush.error is not None:
         if flush.failure is not None:

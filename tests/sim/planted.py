@@ -262,7 +262,7 @@ def number_then_wait(
     """Gives an event its number and then waits for room, without the lock."""
     size = len(value) + 100
     with self._uploader.lock:
-        partition, number = self._place(key, sequence)
+        partition, number = self._partition_and_sequence(key, sequence)
         known = self._repeated(partition, number) if self._named else None
         if known is not None:
             return known

@@ -44,7 +44,7 @@ _COMMANDS = {
     "completion": ("home", "Print a script that completes commands and options in a shell."),
     "consume": ("consume", "Read the events of a topic as a named consumer."),
     "consumer": ("consume", "List, show, move and delete consumers."),
-    "delete": ("amend", "Erase events by id or by key."),
+    "delete": ("amend", "Delete events by id or by key."),
     "demo": ("demo", "Show Tidelog at work: produce, consume, archive, query."),
     "doctor": ("home", "Check the machine and the home, and say what to do."),
     "follow": ("up", "Run every archive and pump of a home until Ctrl-C."),

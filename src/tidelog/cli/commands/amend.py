@@ -158,7 +158,7 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
 @json_option
 @click.pass_obj
 def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
-    """Delete events by id or by key; with --prove, erase them at once.
+    """Delete events by id or by key.
 
     Readers that begin after this no longer see the events. Their bytes are erased by the next
     compile and sweep. With --prove they are erased now, from the topic and from its archives, and
