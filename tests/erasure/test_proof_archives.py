@@ -96,7 +96,7 @@ def test_proved_event_is_in_no_byte_of_the_home(
     daily.promote()  # the first generation is kept
     drive(home, an_archive(home, "copy", source="archive:daily"))
     assert holding(tmp_path, GONE)
-    assert erase(home, "nobody").verdict == "nothing to prove"
+    assert erase(home, "unknown").verdict == "nothing to prove"
     proof = daily.erase(ids=[GONE], why=f"{GONE} asked", prove=True)
     assert (proof.verdict, proof.archive, proof.topic, proof.traces) == ("erased", "daily", "", [])
     assert proof.deleted is not None
@@ -317,7 +317,7 @@ def test_command_prints_the_verdict_and_writes_the_proof(tmp_path: Path) -> None
         done = CliRunner().invoke(cli, ["--home", shell.home, *words])
         return done.exit_code, done.output
 
-    code, said = run("archive", "erase", "daily", "--id", "nobody", "--prove", "--yes")
+    code, said = run("archive", "erase", "daily", "--id", "unknown", "--prove", "--yes")
     assert (code, said.split(":")[0]) == (1, "NOTHING TO PROVE")
     code, said = run("archive", "erase", "daily", "--key", "k", "--proof", file, "--yes")
     assert (code, said.splitlines()[0]) == (0, "ERASED: no object holds any of it.")

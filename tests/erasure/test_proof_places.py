@@ -233,7 +233,7 @@ def held(home: Home, archive: Archive) -> list[int]:
 def test_what_was_never_there_is_not_known(home: Home) -> None:
     append(home, "a", "b", key=b"K")
     topic = home.topic("t")
-    for asked in ({"ids": ["nobody"]}, {"keys": [b"nobody"]}):
+    for asked in ({"ids": ["unknown"]}, {"keys": [b"unknown"]}):
         proof = prove_erased(home.context, topic, **asked)  # type: ignore[arg-type]
         assert (proof.is_erased, proof.known) == (True, False)
     home.delete("t", ["a"])

@@ -142,7 +142,7 @@ def test_copy_notifies_the_targets_that_it_was_given(monkeypatch: pytest.MonkeyP
     assert not theirs.offsets
 
 
-def test_topic_made_again_is_not_changed_and_nobody_is_notified_of_the_old_one(
+def test_topic_made_again_is_not_changed_and_the_old_one_sends_no_notifications(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(notifier_module, "_TARGETS_S", 0.0)

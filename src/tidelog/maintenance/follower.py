@@ -58,7 +58,7 @@ class _FollowedPipeline:
     listed: int = 0  # by the source
     events: int = 0
     failures: int = 0  # in a row
-    dead_share: float = 1.0  # a larger share of dead letters is told
+    dead_share: float = 1.0  # a larger share of dead letters is shown as a warning
     warning: str = ""  # about its last events
 
     @property

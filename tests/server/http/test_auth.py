@@ -41,10 +41,10 @@ def test_a_home_with_tokens_asks_for_them(served: Served, monkeypatch: pytest.Mo
         assert (denied.status_code, error(denied)["kind"]) == (403, "forbidden")
     for path in OPEN:
         assert served.client.get(path).status_code == 200
-    nobody = served.post({"value": "x"})
-    assert (nobody.status_code, error(nobody)["kind"]) == (401, "unauthorized")
-    assert nobody.headers["www-authenticate"] == "Bearer"
-    assert "`tidelog token create --append` creates one" in error(nobody)["message"]
+    refused = served.post({"value": "x"})
+    assert (refused.status_code, error(refused)["kind"]) == (401, "unauthorized")
+    assert refused.headers["www-authenticate"] == "Bearer"
+    assert "`tidelog token create --append` creates one" in error(refused)["message"]
     assert "send `?token=TOKEN` or" in error(served.client.get("/track/t.gif"))["message"]
     assert "with `--append t`" in error(served.post({"value": "x"}, **bearer(reads)))["message"]
     assert served.post({"value": "x"}, **bearer(reads)).status_code == 403

@@ -95,7 +95,7 @@ class Forwards:
             raise forwarder.late_error(call, limits.FORWARD_S) from None
 
     def send_unconfirmed(self, forwarder: Forwarder, event: Event) -> None:
-        """Sends an event that no request waits for. The operator is told if it fails."""
+        """Sends an event that no request waits for. Reports an error to the server's operator."""
         forwarder.send_soon([event]).add_done_callback(self._report)
 
     def _report(self, call: Future[int]) -> None:
