@@ -79,11 +79,9 @@ def test_every_home_has_the_spans_of_its_process(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(trace, "get_tracer_provider", TracerProvider)
     with tidelog.open("memory:") as home:
         assert isinstance(home.context.spans, Telemetry)
-    monkeypatch.delitem(
-        sys.modules, "opentelemetry.trace"
-    )  # not imported unless something asks for it
+    monkeypatch.delitem(sys.modules, "opentelemetry.trace")
     assert isinstance(open_spans({}), NoSpans)
-    assert "opentelemetry.trace" not in sys.modules
+    assert "opentelemetry.trace" not in sys.modules, "nothing asked for it"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from tidelog.api.maintenance import EraseOptions, ProveOptions
-from tidelog.cli.commands.proof import end_with, proof_option, removal_bar, show_proof
+from tidelog.cli.commands.proof import end_with, proof_option, removal_bar, show_proof, wait_option
 from tidelog.cli.output import (
     FAILED,
     Output,
@@ -147,13 +147,7 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
     help="Erase the bytes now, from archives too, then search all objects for what is left.",
 )
 @proof_option
-@click.option(
-    "--wait",
-    default="10s",
-    show_default=True,
-    metavar="D",
-    help="With --prove, how long to wait for archive ranges that may still write the events.",
-)
+@wait_option
 @task_options
 @json_option
 @click.pass_obj

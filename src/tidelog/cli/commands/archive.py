@@ -32,7 +32,7 @@ from tidelog.cli.commands.archive_generations import (
 )
 from tidelog.cli.commands.archive_look import cat, dead, find, verify
 from tidelog.cli.commands.archive_status import finalize, register, status
-from tidelog.cli.commands.proof import end_with, proof_option, removal_bar, show_proof
+from tidelog.cli.commands.proof import end_with, proof_option, removal_bar, show_proof, wait_option
 from tidelog.cli.output import FAILED, CommandGroup, Output, counted, json_option, size_text, utf8
 from tidelog.cli.pipeline_options import (
     DriverWatch,
@@ -136,13 +136,7 @@ _NAMED = (
     help="Also sweep what is left over, then search all objects for the events.",
 )
 @proof_option
-@click.option(
-    "--wait",
-    default="10s",
-    show_default=True,
-    metavar="D",
-    help="With --prove, how long to wait for ranges that may still write the events.",
-)
+@wait_option
 @task_options
 @json_option
 @click.pass_obj

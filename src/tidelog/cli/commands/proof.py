@@ -29,7 +29,15 @@ from tidelog.errors import FailedError
 from tidelog.home import Home
 from tidelog.model.event import to_iso
 
-__all__ = ["end_with", "proof", "proof_option", "removal_bar", "search_with_bar", "show_proof"]
+__all__ = [
+    "end_with",
+    "proof",
+    "proof_option",
+    "removal_bar",
+    "search_with_bar",
+    "show_proof",
+    "wait_option",
+]
 
 _UNDER_WAY = "archive_ranges_under_way"
 _HEADLINES = {
@@ -38,6 +46,13 @@ _HEADLINES = {
     "nothing to prove": "NOTHING TO PROVE: an id or key that you gave was never deleted here.",
 }
 
+wait_option = click.option(
+    "--wait",
+    default="10s",
+    show_default=True,
+    metavar="D",
+    help="With --prove, how long to wait for archive ranges that may still write the events.",
+)
 proof_option = click.option(
     "--proof",
     "proof_file",

@@ -313,7 +313,7 @@ class WholeRoute(Route):
 
 
 def framing_problem(version: str, headers: Sequence[Pair], upgrades: bool) -> str:
-    """Returns why the end of a request, or its body, is unknown; an empty text if both are known."""
+    """Returns why the end of a request, or its body, is unknown; empty if both are known."""
     if version not in ("1.0", "1.1"):
         return f"request: is HTTP/{version[:8]}: send HTTP/1.1"
     for name, value in headers:
