@@ -173,9 +173,9 @@ def test_erasure_from_an_archive_deletes_errors_that_quote_the_events(
     home.delete_topic("s", past_readers=True)
     assert rows_with(home, SECRET, built.pipeline(generation)) == ["failure/s/0"]
     archive = home.archives.get("raw")
-    archive.erase(ids=["e9"])
+    archive.erase(ids=["e9"], prove=False)
     assert rows_with(home, SECRET, built.pipeline(generation)) == ["failure/s/0"], "of offset 0"
-    archive.erase(ids=["e0"])
+    archive.erase(ids=["e0"], prove=False)
     assert rows_with(home, SECRET, built.pipeline(generation)) == []
 
 

@@ -30,9 +30,9 @@ class ErasableArchive(ArchiveView):
         ids: Iterable[str] = ...,
         key: bytes | None = ...,
         why: str = ...,
-        prove: Literal[False] = ...,
+        prove: Literal[True] = ...,
         **options: Unpack[ProveOptions],
-    ) -> ErasedFromArchives: ...
+    ) -> Proof: ...
 
     @overload
     def erase(
@@ -41,9 +41,9 @@ class ErasableArchive(ArchiveView):
         ids: Iterable[str] = ...,
         key: bytes | None = ...,
         why: str = ...,
-        prove: Literal[True],
+        prove: Literal[False],
         **options: Unpack[ProveOptions],
-    ) -> Proof: ...
+    ) -> ErasedFromArchives: ...
 
     def erase(
         self,
@@ -51,28 +51,27 @@ class ErasableArchive(ArchiveView):
         ids: Iterable[str] = (),
         key: bytes | None = None,
         why: str = "",
-        prove: bool = False,
+        prove: bool = True,
         **options: Unpack[ProveOptions],
-    ) -> ErasedFromArchives | Proof:
-        """Erase events from the files of the archive and of its copies; returns what was found.
+    ) -> Proof | ErasedFromArchives:
+        """Erase events from the files of the archive and of its copies, and return the proof.
 
         Give ids, or a key. For an archive of another system, or of a topic that was deleted: while
-        the topic exists, :meth:`Home.erase` erases from its archives too. ``why`` and ``who`` go
-        to the audit. With ``spark``, a Spark master, tasks there search and rewrite files.
+        the topic exists, :meth:`Home.erase` erases from its archives too. Files are rewritten, what
+        is left over is swept, and then every object that could hold the events is searched. The
+        proof covers archives that this one was made of, and others of the same source: it names
+        those that still hold one of the events. ``wait`` is how long to wait for ranges that may
+        still write such an event. With ``spark``, a Spark master, tasks there search and rewrite.
+
+        ``why``, ``who`` and the proof's hash go to the archive's audit. With ``prove=False`` it
+        returns what it found once the files are rewritten. A call that fails can be repeated.
 
         >>> home.delete_topic("orders")
-        >>> home.archives.get("daily").erase(ids=["order-2"], why="request 1234").events
-        1
-
-        With ``prove``, it also sweeps what is left over, searches every object that could hold the
-        events, and returns the :class:`Proof`; its hash goes to the archive's audit. ``wait`` is
-        how long to wait for ranges that may still write such an event. Archives that this one was
-        made of, and others of the same source, are searched too: the proof names those that still
-        hold one of the events. A call that fails can be repeated.
-
-        >>> proof = home.archives.get("daily").erase(ids=["order-3"], prove=True)
+        >>> proof = home.archives.get("daily").erase(ids=["order-3"], why="request 1234")
         >>> proof.verdict, proof.archive, proof.deleted.archived
         ('erased', 'daily', 1)
+        >>> home.archives.get("daily").erase(ids=["order-2"], prove=False).events
+        1
         """
         check_options("archive erase", options, ProveOptions)
         wanted = [ids] if isinstance(ids, str) else list(ids)

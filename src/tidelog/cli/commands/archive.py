@@ -179,7 +179,8 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
                 say_unseen(output, proof.deleted.unseen)
             end_with(output, proof, given["proof_file"])
             return
-        done = archive.erase(ids=ids, key=wanted, why=given["why"], who=given["who"], **tasks)
+        who, why = given["who"], given["why"]
+        done = archive.erase(ids=ids, key=wanted, why=why, prove=False, who=who, **tasks)
         covered = archive.copies()
     _show_erased(output, ids, done, covered)
 
