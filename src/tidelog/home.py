@@ -243,16 +243,16 @@ class Home(JournalCalls, BrowseCalls, LineCalls, NotifyCalls, MaintenanceCalls):
         >>> home.topics()
         []
         """
-        from tidelog.maintenance import turn
+        from tidelog.maintenance import purge
 
         self._check_open()
 
         def check(topic: Topic) -> None:
             check_all_read(self.context, topic, past_readers)
-            turn.carry_deletes(self.context, topic)
+            purge.finish_deletes(self.context, topic)
 
         def closed(topic: Topic) -> None:
-            turn.carry_closed_deletes(self.context, topic)
+            purge.finish_closed_deletes(self.context, topic)
 
         with self._lock:
             producer = self._producers.get(name)

@@ -63,7 +63,7 @@ from tidelog.coordination.jobs import JobRecord as JobRecord
 from tidelog.coordination.jobs import Jobs as Jobs
 from tidelog.coordination.jobs import SupervisedPart as SupervisedPart
 from tidelog.coordination.tokens import Tokens as Tokens
-from tidelog.erasure.from_archives import DeleteResult as DeleteResult
+from tidelog.erasure.delete import DeleteResult as DeleteResult
 from tidelog.erasure.from_archives import ErasedFromArchives as ErasedFromArchives
 from tidelog.erasure.proof import Proof as Proof
 from tidelog.erasure.proof import Trace as Trace
@@ -98,8 +98,8 @@ from tidelog.log.producer.flush import SendFuture as SendFuture
 from tidelog.log.producer.producer import Producer as Producer
 from tidelog.log.status import Lag as Lag
 from tidelog.log.status import PartitionState as PartitionState
-from tidelog.maintenance.turn import Erasure as Erasure
-from tidelog.maintenance.turn import ErasureWatch as ErasureWatch
+from tidelog.maintenance.purge import Erasure as Erasure
+from tidelog.maintenance.purge import ErasureWatch as ErasureWatch
 from tidelog.model.archive import Account as Account
 from tidelog.model.archive import Archive as Archive
 from tidelog.model.archive import ArchiveFormat as ArchiveFormat

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import tidelog.maintenance.turn as maintenance
+import tidelog.maintenance.purge as purge
 from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
 from tidelog import Event, Home
 from tidelog.archive.dead_letters import ReplayOptions, replay
@@ -15,7 +15,7 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.erasure import from_archives as archived
-from tidelog.erasure.from_archives import delete_events
+from tidelog.erasure.delete import delete_events
 from tidelog.erasure.rewrite import EraseLane, erase_from_archive
 from tidelog.errors import CorruptError, UnavailableError
 from tidelog.journal.amendment_writer import AmendmentWriter
@@ -169,13 +169,13 @@ def test_event_of_a_delete_that_died_before_it_deleted_stays_in_archives(
 
 def after_the_first_look(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
     """Call ``change`` after a delete of a topic has carried deletes the first time."""
-    carry = maintenance.carry_deletes
+    carry = purge.finish_deletes
 
     def changing(home: Home, topic: Topic) -> None:
         carry(home, topic)
         change()  # type: ignore[operator]
 
-    monkeypatch.setattr(maintenance, "carry_deletes", changing)
+    monkeypatch.setattr(purge, "finish_deletes", changing)
 
 
 def events_archive(home: Home, *ids: str) -> Archive:

@@ -28,10 +28,12 @@ from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.coordination.audit import Why, read_audit
 from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.erasure import from_archives
-from tidelog.erasure.from_archives import delete_events, erase_archived
+from tidelog.erasure.delete import delete_events
+from tidelog.erasure.from_archives import erase_archived
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import ArchiveEraser, carry_out
+from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows, LocalWorkers, Task
 from tidelog.pipeline.cycle import Cycle
@@ -182,7 +184,7 @@ def test_copy_of_before_a_delete_brings_no_event_back(
     drive(home, archive)
     shutil.copytree(folder_of(home, archive), tmp_path / "copy")
     delete_events(home.context, home.amender("t", WHY), ["e3"])
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     if deleted:
         home.delete_topic("t")
     archive = built(home, source=f"file:{tmp_path}/copy")
@@ -227,7 +229,7 @@ def test_event_of_a_deleted_id_that_a_producer_sent_again_is_in_a_new_generation
     home.append("t", [Event(b"again", id="e3", timestamp=0)])
     drive(home, archive)
     shutil.copytree(folder_of(home, archive), tmp_path / "copy")
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     archive = built(home, source=f"file:{tmp_path}/copy")
     assert ids(home, archive) == sorted([*LEFT, "e3"])
 

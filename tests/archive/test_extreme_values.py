@@ -20,7 +20,7 @@ from tidelog.codec.formats.base import OwnColumns
 from tidelog.codec.formats.raw_columns import read_rows
 from tidelog.codec.formats.typed import ColumnarFormat
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 
 EXTREMES: dict[str, list[Any]] = {
     "boolean": [True, False],
@@ -91,7 +91,7 @@ def test_archive_with_extreme_values_is_read_verified_and_erased_from(
     assert before[-1]["timestamp"] == "9999-12-31T23:59:59.999Z"
     topic = home.topic("t")
     home.delete("t", ["e0"])
-    carry_out(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
     assert printed(archived_rows(home.context, archive, ReadRequest())) == before[1:]
     assert verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True)).problems == []
     assert prove_erased(home.context, topic, ["e0"]).traces == []

@@ -20,7 +20,7 @@ from tidelog.archive.status import Limits, read_status, troubles
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
@@ -50,7 +50,7 @@ def made_from(home: Home, name: str, source: str) -> Archive:
 
 def is_erased(home: Home) -> bool:
     home.delete("t", ids=["gone"], why="test")
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     return prove_erased(home.context, home.topic("t"), ids=["gone"]).is_erased
 
 

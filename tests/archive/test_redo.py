@@ -25,7 +25,7 @@ from tidelog.codec.parsers import Layout, LayoutSettings
 from tidelog.connectors.archive import sink
 from tidelog.coordination.pipeline_rows import counting_files, read_manifests
 from tidelog.home import World, create_home
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import RedoPart
 from tidelog.model.pipeline import FileEntry
 from tidelog.pipeline.cycle import CycleReport
@@ -241,7 +241,7 @@ def test_event_that_is_erased_while_files_are_copied_is_in_no_generation(
         made = copy_files(*args)
         if not times:  # after the first copies
             home.delete("t", ["id-1"], why="asked")
-            carry_out(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
+            purge_once(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
         times.append(len(made))
         return made
 
@@ -253,7 +253,7 @@ def test_event_that_is_erased_while_files_are_copied_is_in_no_generation(
     assert live(home) == left
     assert listed(home, archive.reload(), 1) == left
     home.delete("t", ["id-5"], why="asked")
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     archive.redo(dates=[DAYS[0]])
     archive.promote()
     assert live(home) == left - Counter([5])

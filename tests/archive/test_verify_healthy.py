@@ -16,8 +16,8 @@ from tidelog.archive.verify_checks import SourceCheck
 from tidelog.connectors.by_url import source_at
 from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_manifests, read_progress
-from tidelog.erasure.from_archives import delete_events
-from tidelog.maintenance.turn import carry_out
+from tidelog.erasure.delete import delete_events
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Gap, Manifest
 
@@ -67,7 +67,7 @@ def test_chain_is_healthy_after_its_source_was_built_again_without_erased_events
     drive(home, an_archive(home))
     drive(home, an_archive(home, "copy", "archive:daily"))
     delete_events(home.context, home.amender("t", Why("asked", "me")), ["e3"])
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     built(home)
     assert problems(home, "copy") == []
 

@@ -15,7 +15,7 @@ from tidelog import Event
 from tidelog.catalog import sqlite as sqlite_module
 from tidelog.catalog.base import Catalog, Delete, Put, clear_deleted_rows
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 
 SECRET = b"a value that was erased"
 
@@ -78,7 +78,7 @@ def test_value_of_an_update_is_in_no_file_after_a_clean_proof(tmp_path: Path) ->
         home.append("t", [Event(b"first", id="gone"), Event(b"other", id="stays")])
         home.update("t", "gone", SECRET)
         home.delete("t", ["gone"])
-        carry_out(home.context, home.topic("t"), 0)
+        purge_once(home.context, home.topic("t"), 0)
         assert files_with(tmp_path, SECRET) == []
         assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased
         assert files_with(tmp_path, SECRET) == []
@@ -96,7 +96,7 @@ def test_proof_is_not_clean_while_the_log_has_deleted_rows(
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM rows").fetchall()
         home.delete("t", ["gone"])
-        carry_out(home.context, home.topic("t"), 0)
+        purge_once(home.context, home.topic("t"), 0)
         (trace,) = prove_erased(home.context, home.topic("t"), ["gone"]).traces
         assert (trace.object, trace.what) == (
             home.catalog.url,

@@ -12,14 +12,15 @@ from tests.support.archive_look import AT, FIRST_S, a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.coordination.audit import Why
 from tidelog.erasure import rewrite as erase
-from tidelog.erasure.from_archives import delete_events, delete_key
+from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.turn import ArchiveEraser, carry_out
+from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.testing.scheduler import Crash
 
 WHY = Why("ada", "asked for")
@@ -53,7 +54,7 @@ def test_trimmed_event_is_erased_from_the_journal_that_holds_the_start(home: Hom
     else:
         assert delete_key(home.context, home.amender("t", WHY), b"k2").archived == 1
     assert not prove(home).is_erased
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home).traces == []
     assert offsets(home) == [5, 6, 7, 8, 9]
 
@@ -66,10 +67,10 @@ def test_trimmed_event_is_found_in_a_file_that_an_erasure_has_half_changed(
     with monkeypatch.context() as patch:  # files are replaced, no row is
         patch.setattr(erase.EraseLane, "_count_row", Mock(side_effect=Crash))
         with pytest.raises(Crash):
-            carry_out(home.context, home.topic("t"), grace_ms=0)
+            purge_once(home.context, home.topic("t"), grace_ms=0)
     home.trim("t", ToOffsets({0: 5}))
     assert delete_events(home.context, home.amender("t", WHY), ["id-2"]).archived == 1
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home).traces == []
 
 
@@ -79,7 +80,7 @@ def test_trimmed_event_without_an_archive_is_proven_erased_after_a_compile(home:
     (trace,) = [each for each in prove(home).traces if "/journals/" in each.object]
     assert "not compiled yet" in trace.what
     assert "tidelog compile t --amended" in trace.do
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home).traces == []
 
 

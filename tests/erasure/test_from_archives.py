@@ -23,12 +23,14 @@ from tidelog.connectors.source import SourcePartition
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.coordination.audit import AuditedSource, Why, id_mark, read_audit
 from tidelog.erasure import from_archives as archived
-from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
+from tidelog.erasure.delete import delete_events, delete_key
+from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.ledger import read_erased, was_erased
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.turn import ArchiveEraser, carry_out
+from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Begin
 from tidelog.pipeline.base import LocalWorkers
@@ -109,7 +111,7 @@ def test_trimmed_event_is_erased_from_archives_by_its_id(home: Home) -> None:
         home.context, home.amender("t", home.reason(**WHY)), ["id-0", "id-4", "nowhere"]
     )
     assert (deleted.events, deleted.archived, deleted.missing) == (1, 1, ("nowhere",))
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     for archive in made:
         assert held(home, archive) == ["v1", "v2", "v3", "v5"]
     proof = prove_erased(home.context, home.topic("t"), ["id-0", "id-4"])
@@ -130,7 +132,7 @@ def test_trimmed_events_are_erased_from_archives_by_key(home: Home) -> None:
     ArchiveEraser(home.context).turn()
     for archive in made:
         assert held(home, archive) == ["v4", "v5"]
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     proof = prove_erased(home.context, home.topic("t"), keys=[b"ada"])
     assert proof.is_erased
     assert proof.known

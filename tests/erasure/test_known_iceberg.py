@@ -22,7 +22,7 @@ from tidelog.archive.tables import register_table
 from tidelog.erasure.known_objects import event_values
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.testing.scheduler import Crash
@@ -57,8 +57,8 @@ def test_ids_and_keys_that_are_words_of_iceberg_metadata_are_proved_erased(tmp_p
         home.delete("t", WORDS)
         for each in WORDS:
             home.delete_key("t", each.encode())
-        carry_out(home.context, home.topic("t"), 0)
-        carry_out(home.context, home.topic("t"), 0)
+        purge_once(home.context, home.topic("t"), 0)
+        purge_once(home.context, home.topic("t"), 0)
         for each in WORDS:
             traces = prove_erased(home.context, home.topic("t"), [each], [each.encode()]).traces
             assert traces == [], each
@@ -165,7 +165,7 @@ def rebuild(home: Home) -> None:
 
 
 def prove(home: Home, user: str) -> list[str]:
-    carry_out(home.context, home.topic("t"), 0)
+    purge_once(home.context, home.topic("t"), 0)
     return [
         each.object
         for each in prove_erased(home.context, home.topic("t"), (), [user.encode()]).traces
@@ -197,7 +197,7 @@ def test_drop_that_died_before_it_expired_snapshots_is_finished_by_a_sweep(
     split: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split.delete_key("t", b"bob")
-    carry_out(split.context, split.topic("t"), 0)
+    purge_once(split.context, split.topic("t"), 0)
     rebuild(split)
     with monkeypatch.context() as patch:
 
@@ -218,7 +218,7 @@ def test_table_of_a_generation_without_files_names_none_of_the_dropped_ones(
 ) -> None:
     for user in USERS:
         split.delete_key("t", user.encode())
-    carry_out(split.context, split.topic("t"), 0)
+    purge_once(split.context, split.topic("t"), 0)
     rebuild(split)
     drop_generation(split.context, "daily", 1)
     assert rows(tmp_path) == []
@@ -235,7 +235,7 @@ def test_snapshot_that_another_engine_made_is_found_by_its_manifests(
         swap.delete_data_file(file)
         swap.append_data_file(file)
     split.delete_key("t", b"bob")
-    carry_out(split.context, split.topic("t"), 0)
+    purge_once(split.context, split.topic("t"), 0)
     rebuild(split)
     drop_generation(split.context, "daily", 1)
     assert prove(split, "bob") == []

@@ -22,7 +22,7 @@ from tidelog.erasure.known_objects import event_values
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.log.producer.append import Appender
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive
 from tidelog.testing.scheduler import Crash
 
@@ -56,8 +56,8 @@ def test_ids_that_are_words_of_a_table_log_are_proved_erased(
     assert any(each.key.endswith("_SUCCESS") for each in home.store.list(archive.folder()))
     DeltaTable(str(local_path(home, archive))).create_checkpoint()
     home.delete("t", [*WORDS, DAY])
-    carry_out(home.context, home.topic("t"), 0)
-    carry_out(home.context, home.topic("t"), 0)
+    purge_once(home.context, home.topic("t"), 0)
+    purge_once(home.context, home.topic("t"), 0)
     for each in (*WORDS, DAY):
         assert prove_erased(home.context, home.topic("t"), [each]).traces == []
 
@@ -110,7 +110,7 @@ def test_folder_that_only_the_erased_event_had_is_a_trace(tmp_path: Path) -> Non
         archive = an_archive(home, parser=AT)
         drive(home, archive)
         home.delete("t", ["gone"])
-        carry_out(home.context, home.topic("t"), 0)
+        purge_once(home.context, home.topic("t"), 0)
         (file,) = [
             each
             for _, each in counting_files(home.context, archive.pipeline(), "t/0")
@@ -139,8 +139,8 @@ def test_no_catalog_row_keeps_an_erased_id(tmp_path: Path) -> None:
         drive(home, archive)
         home.update("t", "erased-person", b"3", why="typo")
         home.delete("t", ["erased-person"], why="asked for")
-        carry_out(home.context, home.topic("t"), 0)
-        carry_out(home.context, home.topic("t"), 0)
+        purge_once(home.context, home.topic("t"), 0)
+        purge_once(home.context, home.topic("t"), 0)
         proof = prove_erased(home.context, home.topic("t"), ["erased-person"])
         assert (proof.traces, proof.known) == ([], True)
     with sqlite3.connect(tmp_path / "c.sqlite") as connection:
@@ -159,7 +159,7 @@ def test_orphan_that_a_sweep_keeps_as_a_possible_loss_can_be_removed(
         topic = home.topic("t")
         home.delete("t", ["gone"])
         for _ in range(2):
-            carry_out(home.context, topic, 0)
+            purge_once(home.context, topic, 0)
         assert prove_erased(home.context, topic, ["gone"]).traces == []
     with a_home(tmp_path) as home, monkeypatch.context() as patch:
 

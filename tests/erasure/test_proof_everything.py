@@ -26,7 +26,7 @@ from tidelog.connectors.archive.staging import Spool
 from tidelog.erasure.proof import Trace
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.base import LocalWorkers
@@ -88,7 +88,7 @@ def test_copy_of_a_driver_into_a_dropped_generation_is_found_and_swept(
     home.delete("t", ids)
     with monkeypatch.context() as patch:
         patch.setattr("tidelog.maintenance.pipeline_sweep.remove_strays", lambda *_: None)
-        carry_out(home.context, home.topic("t"), grace_ms=0)
+        purge_once(home.context, home.topic("t"), grace_ms=0)
     found = {trace.object: trace for trace in prove(home, *ids)}
     assert {file, late, dead} <= found.keys()
     assert "tidelog sweep" in found[file].do
@@ -121,7 +121,7 @@ def test_names_and_manifests_of_erased_events_keep_a_proof_from_being_clean(
     archive = an_archive(home, parser="split:user|json:at")
     drive(home, archive)
     home.delete_key("t", user.encode())
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     found = prove(home, keys=(user.encode(),))
     kinds = {trace.object.partition("/")[0] for trace in found}
     assert kinds == {"archives", "pipelines"}
@@ -131,7 +131,7 @@ def test_names_and_manifests_of_erased_events_keep_a_proof_from_being_clean(
     promote(home.context, "daily")
     assert prove(home, keys=(user.encode(),)) != []
     drop_generation(home.context, "daily", 1)
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, keys=(user.encode(),)) == []
 
 
@@ -139,7 +139,7 @@ def test_name_made_of_a_field_that_is_neither_id_nor_key_is_listed(home: Home) -
     archive = an_archive(home, parser="split:n|json:at")
     drive(home, archive)
     home.delete("t", ["id-3-ann"])
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     (trace,) = prove(home, "id-3-ann")
     assert "/3/" in trace.object
     assert "named by a field of the events it had" in trace.what
@@ -149,7 +149,7 @@ def test_folder_that_others_share_is_not_a_trace(home: Home) -> None:
     archive = an_archive(home, parser="split:user|json:at")
     drive(home, archive)
     home.delete("t", ["id-0-ann"])
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "id-0-ann") == []
 
 
@@ -161,13 +161,13 @@ def test_ids_that_are_words_of_our_own_names_are_proved_erased(home: Home, word:
     home.append("t", [Event(json.dumps({"at": FIRST_S, "user": "w"}).encode(), id="other")])
     drive(home, archive)
     home.delete("t", [word])
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, word) == []
 
 
 def test_object_that_nothing_explains_is_searched(home: Home) -> None:
     home.delete("t", ["id-0-ann"])
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "id-0-ann") == []
     home.store.put("export/copy.json", b'{"id": "id-0-ann"}')
     home.store.put("export/id-0-ann.txt", b"x")
@@ -206,7 +206,7 @@ def test_object_that_nothing_explains_is_clean_only_if_all_of_it_is_decoded(home
     }
     clean = {"export/notes.txt": b"id-0-anna\n", "export/empty": b"", "export/n.json": b"[1]"}
     home.delete("t", ["id-0-ann"])
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "id-0-ann") == []
     for key, data in {**found, **unread, **clean}.items():
         home.store.put(key, data)
@@ -223,7 +223,7 @@ def test_generation_that_is_dropped_while_a_proof_reads_it_is_not_damage(
     drive(home, archive)
     generation = build(home, archive)
     home.delete("t", ["id-0-ann"])
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     real, drops = ArchiveFiles.batches, [lambda: drop_generation(home.context, "daily", generation)]
 
     def batches(
@@ -282,7 +282,7 @@ def test_name_at_any_depth_and_by_any_parser_is_listed(
     if later:
         replay(home.context, archive, ReplayOptions(parser=later), LocalWorkers())
     home.delete("t", ["one"])
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     (trace,) = prove(home, "one")
     assert folder in trace.object
     assert "named by a field of the events it had" in trace.what
@@ -290,7 +290,7 @@ def test_name_at_any_depth_and_by_any_parser_is_listed(
     build(home, archive, parser="json:at")
     promote(home.context, "daily")
     drop_generation(home.context, "daily", 1)
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "one") == []
     names = [info.key for info in home.store.list("") if "alone" in info.key]
     held = [info.key for info in home.store.list("") if b"alone" in home.store.get(info.key)]
@@ -310,7 +310,7 @@ def test_names_of_times_and_offsets_are_not_listed(
 ) -> None:
     drive(home, an_archive(home, parser=parser, layout=layout))
     home.delete("t", ["id-0-ann"])
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "id-0-ann") == []
 
 
@@ -322,5 +322,5 @@ def test_replay_with_other_names_of_times_is_not_listed(home: Home) -> None:
     replay(home.context, archive, how, LocalWorkers())
     assert [info.key for info in home.store.list("") if "/day-" in info.key]
     home.delete("t", ["one"])
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "one") == []

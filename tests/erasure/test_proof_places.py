@@ -19,14 +19,16 @@ from tidelog.archive.generations import begin_backfill, drop_generation
 from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
 from tidelog.connectors.by_url import store_at
 from tidelog.coordination.pipeline_rows import replay_pipeline
-from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
+from tidelog.erasure.delete import delete_events, delete_key
+from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.turn import ArchiveEraser, carry_out
+from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.testing.scheduler import Crash
@@ -62,7 +64,7 @@ def test_each_id_is_proved_by_itself(home: Home) -> None:
     append(home, "a", "b", "c", "d")
     home.delete("t", ["c"])
     topic = home.topic("t")
-    carry_out(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
     assert prove_erased(home.context, topic, ["c"]).is_erased
     for ids in (["c", "a"], ["c", "d"], ["d"]):
         proof = prove_erased(home.context, topic, ids)
@@ -78,7 +80,7 @@ def test_an_earlier_event_of_the_same_id_is_no_later_one(home: Home) -> None:
     drive(home, archive)
     home.trim("t", ToOffsets({0: 1}), past_readers=True)
     home.amender("t", home.reason()).delete(["twice"])  # in the topic alone
-    carry_out(home.context, home.topic("t"), 0)
+    purge_once(home.context, home.topic("t"), 0)
     proof = prove_erased(home.context, home.topic("t"), ["twice"])
     assert [trace.what for trace in proof.traces] == ["holds 1 of them"], "the trimmed one"
 
@@ -87,7 +89,7 @@ def test_a_later_event_of_a_key_that_was_deleted_by_its_id_is_found(home: Home) 
     topic = home.topic("t")
     append(home, "first", key=b"K")
     home.delete_key("t", b"K")
-    carry_out(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
     append(home, "second", "third", key=b"K")
     archive = an_archive(home)
     drive(home, archive)
@@ -100,7 +102,7 @@ def test_a_later_event_of_a_key_that_was_deleted_by_its_id_is_found(home: Home) 
     assert [(trace.object, trace.what) for trace in proof.traces] == [
         (next(iter(home.store.list(f"{archive.folder()}/"))).key, "holds 1 of them")
     ]
-    carry_out(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
     assert prove_erased(home.context, topic, keys=[b"K"]).is_erased
 
 
@@ -118,7 +120,7 @@ def test_a_field_of_the_payload_is_not_taken_for_ours(home: Home, format: str, k
     proof = prove_erased(home.context, topic, ["gone"])
     assert files <= {trace.object for trace in proof.traces}
     (copy,) = staged_copy(home, archive)
-    carry_out(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
     proof = prove_erased(home.context, topic, ["gone"])
     assert [trace.object for trace in proof.traces] == [copy]
     home.store.delete([copy])
@@ -133,7 +135,7 @@ def test_a_binary_key_is_found_in_lines(home: Home) -> None:
     drive(home, archive)
     (copy,) = staged_copy(home, archive)
     home.delete_key("t", key)
-    carry_out(home.context, home.topic("t"), 0)
+    purge_once(home.context, home.topic("t"), 0)
     proof = prove_erased(home.context, home.topic("t"), keys=[key])
     assert [(trace.object, trace.what) for trace in proof.traces] == [
         (copy, "holds 1 of them: it is staged")
@@ -146,7 +148,7 @@ def test_staged_values_without_ids_count(home: Home, format: str) -> None:
     archive = an_archive(home, format=format)
     drive(home, archive)
     home.delete("t", ["gone"])
-    carry_out(home.context, home.topic("t"), 0)
+    purge_once(home.context, home.topic("t"), 0)
     assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased
     data, sidecar = staged_copy(home, archive)  # what is erased no longer holds it
     proof = prove_erased(home.context, home.topic("t"), ["gone"])
@@ -165,7 +167,7 @@ def test_what_is_staged_for_archives_of_other_topics_does_not(home: Home) -> Non
     drive(home, archive)
     staged_copy(home, archive)
     home.delete("t", ["gone"])
-    carry_out(home.context, home.topic("t"), 0)
+    purge_once(home.context, home.topic("t"), 0)
     assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased
 
 
@@ -188,7 +190,7 @@ def test_a_delete_that_died_before_it_deleted_leaves_archives_alone(
     assert deleted_offsets(home.context, topic) == {0: {1}}
     ArchiveEraser(home.context).turn()
     assert held(home, archive) == [0, 2]
-    carry_out(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
     assert deleted_offsets(home.context, topic) == {0: {1}}, "a journal has the other one"
     assert held(home, archive) == [0, 2]
     home.delete("t", ["a"])
@@ -221,7 +223,7 @@ def test_a_delete_that_died_after_it_deleted_reaches_archives(
         where = layout.topic_partition(topic.incarnation, 0)
         assert list(home.catalog.scan(where, "amend/", "amend0")) == []
     assert deleted_offsets(home.context, topic) == {0: {0}}
-    carry_out(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
     assert held(home, archive) == [1, 2]
 
 
@@ -289,7 +291,7 @@ def test_columns_of_others_are_searched_whatever_they_are_called(home: Home, pla
     drive(home, archive)
     home.delete("t", ["gone"])
     topic = home.topic("t")
-    carry_out(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
     held: Any = {"a string": "gone", "bytes": b'"gone"', "JSON in a string": '{"max":"gone"}'}[
         place
     ]
@@ -336,13 +338,13 @@ def test_what_is_staged_in_another_store_is_found_and_swept(
         drop_generation(home.context, "daily", generation)
     home.delete("t", ["gone"])
     topic = home.topic("t")
-    carry_out(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
     assert prove_erased(home.context, topic, ["gone"]).traces == []
     late = f"{layout.staging(pipeline, 't/0', 0, 'attempt')}/0/0"  # of a driver that slept
     store.put(late, data)
     assert [trace.object for trace in prove_erased(home.context, topic, ["gone"]).traces] == [late]
     if of == "a dropped generation":
-        carry_out(home.context, topic, 0)
+        purge_once(home.context, topic, 0)
         assert prove_erased(home.context, topic, ["gone"]).traces == []
 
 
@@ -354,6 +356,6 @@ def test_archive_in_another_store_explains_nothing_in_the_home(home: Home, tmp_p
     home.store.copy(segment, "loose/copy")
     home.delete("t", ["gone"])
     topic = home.topic("t")
-    carry_out(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
     traces = prove_erased(home.context, topic, ["gone"]).traces
     assert [trace.object for trace in traces] == ["loose/copy"]

@@ -10,10 +10,10 @@ import pytest
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.coordination.audit import Why
-from tidelog.erasure.from_archives import delete_events, delete_key
+from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 
 WHY = Why("ada", "asked for")
 
@@ -36,7 +36,7 @@ def delete(home: Home, by: str) -> int:
 
 
 def prove(home: Home, by: str) -> Proof:
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     if by == "id":
         return prove_erased(home.context, home.topic("t"), ids=["x"])
     return prove_erased(home.context, home.topic("t"), keys=[b"k"])
@@ -71,6 +71,6 @@ def test_later_event_is_a_trace_in_an_object_that_no_row_names(home: Home) -> No
     segments = [info.key for info in home.store.list("topics/") if "/segments/" in info.key]
     loose = "topics/" + home.topic("t").incarnation + "/other/loose"
     home.store.copy(segments[-1], loose)
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     traces = prove_erased(home.context, home.topic("t"), ids=["x"]).traces
     assert [trace.object for trace in traces] == [loose], "no delete has seen its time"

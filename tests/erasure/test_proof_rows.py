@@ -22,7 +22,7 @@ from tidelog.erasure.proof import Trace
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.journal.listing import MovedError, covering
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.partition_rows import Run
@@ -42,7 +42,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 def prove(home: Home) -> list[Trace]:
-    carry_out(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
     return prove_erased(home.context, home.topic("t"), (), [KEY]).traces
 
 
@@ -51,7 +51,7 @@ def test_proof_beside_compiles_reads_again_or_lists_what_it_could_not_see(
     home: Home, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     home.delete_key("t", KEY)
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     failures = iter([MovedError("no row holds offset 0")] * times)
 
     def move(*given: Any) -> Iterator[Run]:
@@ -105,7 +105,7 @@ def drive(home: Home, archive: Archive, generation: int | None = None) -> None:
 
 
 def prove_id(home: Home, name: str) -> list[Trace]:
-    carry_out(home.context, home.topic("s"), grace_ms=0, wait_ms=0)
+    purge_once(home.context, home.topic("s"), grace_ms=0, wait_ms=0)
     return prove_erased(home.context, home.topic("s"), [name]).traces
 
 

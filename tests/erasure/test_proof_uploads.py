@@ -14,11 +14,11 @@ from tidelog import Event, Home
 from tidelog.archive.archive import create_archive, find_archive
 from tidelog.coordination.audit import Why
 from tidelog.erasure import proof_places as proof_uploads
-from tidelog.erasure.from_archives import delete_key
+from tidelog.erasure.delete import delete_key
 from tidelog.erasure.proof import Trace
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.store.base import Upload
@@ -90,7 +90,7 @@ def test_bytes_of_a_killed_append_are_a_trace_until_a_sweep_removes_them(
     killed(tmp_path, "/segments/", tmp_path)
     home.append("t", [an_event()])
     delete_key(home.context, home.amender("t", Why("me", "x")), KEY)
-    carry_out(home.context, home.topic("t"), grace_ms=3_600_000)
+    purge_once(home.context, home.topic("t"), grace_ms=3_600_000)
     (name,) = temporary(tmp_path / "o")
     found = {trace.object: trace for trace in prove(home)}
     assert found[f".tidelog/tmp/{name}"].what == "holds 1 of them: its upload has not ended"
@@ -111,7 +111,7 @@ def test_bytes_of_a_killed_driver_in_a_store_of_an_archive_are_a_trace_until_a_s
     delete_key(home.context, home.amender("t", Why("me", "x")), KEY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalStore, "abort_uploads", lambda *_: 0)
-        carry_out(home.context, home.topic("t"), grace_ms=0)
+        purge_once(home.context, home.topic("t"), grace_ms=0)
     assert any(trace.object.startswith(".tidelog/tmp/") for trace in prove(home))
     home.sweep("0s")
     assert temporary(tmp_path / "out") == []
@@ -121,7 +121,7 @@ def test_bytes_of_a_killed_driver_in_a_store_of_an_archive_are_a_trace_until_a_s
 def erased(home: Home) -> None:
     home.append("t", [an_event()])
     delete_key(home.context, home.amender("t", Why("me", "x")), KEY)
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home) == []
 
 

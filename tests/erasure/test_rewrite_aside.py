@@ -16,13 +16,14 @@ from tidelog import Event, Home
 from tidelog.catalog.base import ABSENT, Delete, Put
 from tidelog.connectors.by_url import files_at
 from tidelog.coordination.audit import id_mark, key_digest, read_audit
-from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
+from tidelog.erasure.delete import delete_events, delete_key
+from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite_file import AsideFiles
 from tidelog.errors import InvalidError
 from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.pipeline.lost_ranges import read_aside
@@ -79,8 +80,8 @@ def restored_topic(home: Home) -> Iterator[None]:
 
 
 def erase(home: Home) -> None:
-    carry_out(home.context, home.topic("old"), 0)
-    carry_out(home.context, home.topic("old"), 0)  # what the first one has replaced is swept
+    purge_once(home.context, home.topic("old"), 0)
+    purge_once(home.context, home.topic("old"), 0)  # what the first one has replaced is swept
 
 
 @pytest.mark.parametrize("making", FORMATS, ids=lambda each: str(each["format"]))

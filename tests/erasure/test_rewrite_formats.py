@@ -19,7 +19,7 @@ from tidelog.codec.formats.orc import OrcFormat
 from tidelog.codec.formats.parquet import ParquetFormat
 from tidelog.erasure.matcher import own_column
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive
 
 EVENTS = 40
@@ -96,7 +96,7 @@ def test_every_format_codec_and_setting_loses_the_event_and_nothing_else(
         before[name] = rows(home, archive)
     topic = home.topic("t")
     home.delete("t", ["id-3"])
-    carry_out(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
     assert prove_erased(home.context, topic, ["id-3"]).traces == []
     for name, archive in archives.items():
         left = [row for row in before[name] if row[""] != "id-3"]
@@ -104,7 +104,7 @@ def test_every_format_codec_and_setting_loses_the_event_and_nothing_else(
         assert rows(home, archive) == left, name
         assert verify_archive(home.context, archive, ArchiveVerifyOptions()).problems == [], name
     home.delete("t", [f"id-{n}" for n in range(EVENTS) if n != 3])
-    carry_out(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
     assert prove_erased(home.context, topic, [f"id-{n}" for n in range(EVENTS)]).traces == []
     for name, archive in archives.items():
         assert rows(home, archive) == [], name
@@ -127,7 +127,7 @@ def test_avro_file_without_values_keeps_its_types_when_it_is_written_again(
         for gone in (None, "id-1"):
             if gone:
                 home.delete("t", [gone])
-                carry_out(home.context, home.topic("t"), 0)
+                purge_once(home.context, home.topic("t"), 0)
             (batch,) = archived_rows(home.context, archive, ReadRequest())
             schemas.append(batch.schema)
         assert schemas[0] == schemas[1]

@@ -17,7 +17,7 @@ from tidelog.connectors.archive import sink as files
 from tidelog.connectors.archive.staging import publish_files
 from tidelog.errors import FencedError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.cycle import Cycle
@@ -30,7 +30,7 @@ def overtake(home: Home, archive: Archive) -> None:
     """Another driver commits the range, and an erasure then rewrites its files."""
     drive(home, archive, take_over=True)
     home.delete("t", ["id-3"], why="asked")
-    carry_out(home.context, home.topic("t"), grace_ms=0)
+    purge_once(home.context, home.topic("t"), grace_ms=0)
     sweep_archives(home.context, grace_ms=-1)
 
 

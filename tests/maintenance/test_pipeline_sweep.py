@@ -18,11 +18,11 @@ from tidelog.connectors.topic.sink import TopicSink
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_intent, read_progress
-from tidelog.erasure.from_archives import delete_events
+from tidelog.erasure.delete import delete_events
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome, run_task
 from tidelog.pipeline.cycle import Cycle
@@ -70,7 +70,7 @@ def test_what_a_failing_archive_has_staged_is_swept_and_the_proof_is_clean(
     assert "tidelog sweep" in trace.do
     sweep_archives(home.context, grace_ms=0)  # as it says
     assert staged(home) == []
-    carry_out(home.context, topic, grace_ms=0, wait_ms=0)
+    purge_once(home.context, topic, grace_ms=0, wait_ms=0)
     left, failure = prove_erased(home.context, topic, ["e3"]).traces
     assert "is under way" in left.what
     assert "may quote one of them" in failure.what  # the error names no event

@@ -18,7 +18,8 @@ from tidelog.archive.read import ReadRequest, archived_rows
 from tidelog.archive.verify import ArchiveVerifyOptions, _VerifyLook, verify_archive
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
-from tidelog.erasure.from_archives import delete_events, erase_archived
+from tidelog.erasure.delete import delete_events
+from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite import EraseLane, erase_from_archives
@@ -29,7 +30,7 @@ from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 from tidelog.testing.scheduler import Crash
@@ -184,7 +185,7 @@ def test_erasure_and_its_proof_are_the_same(home: Home, tasks: InlineTasks) -> N
     plain = search(home.context, topic, ids)
     assert search(context, topic, ids) == plain
     assert not plain.is_erased
-    done = carry_out(context, topic, grace_ms=0)
+    done = purge_once(context, topic, grace_ms=0)
     assert sum(each.events for each in done.archives) == 5
     gone = {(0, 3), (0, 7), (0, 41), (1, 5), (0, 61)} & before.keys()  # 7 is a dead letter
     assert held(home, archive) == before - Counter(gone)

@@ -12,9 +12,10 @@ from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive.archive import find_archive
 from tidelog.coordination.audit import Why, read_audit
-from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
+from tidelog.erasure.delete import delete_events, delete_key
+from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def reasons(home: Home) -> list[str]:
 def test_id_in_a_reason_is_replaced(home: Home, event_id: str, given: str, kept: str) -> None:
     delete_events(home.context, home.amender("t", Why("me", given)), [event_id])
     assert reasons(home) == [kept]
-    carry_out(home.context, home.topic("t"), 0)
+    purge_once(home.context, home.topic("t"), 0)
     assert prove_erased(home.context, home.topic("t"), [event_id]).is_erased
 
 
@@ -53,14 +54,14 @@ def test_reason_of_an_earlier_update_is_replaced_too(home: Home, tmp_path: Path)
     home.update("t", "order-17", b"2", why="customer-7 paid order-17")
     delete_key(home.context, home.amender("t", Why("me", "customer-7 asked")), b"customer-7")
     assert reasons(home) == ["[erased] paid order-17", "[erased] asked"]
-    carry_out(home.context, home.topic("t"), 0)
+    purge_once(home.context, home.topic("t"), 0)
     assert prove_erased(home.context, home.topic("t"), (), [b"customer-7"]).is_erased
     assert files_with(tmp_path, b"customer-7") == []
 
 
 def test_proof_names_a_reason_that_quotes_the_event(home: Home) -> None:
     home.amender("t", Why("me", "order-17 was wrong")).delete(["order-17"])
-    carry_out(home.context, home.topic("t"), 0)
+    purge_once(home.context, home.topic("t"), 0)
     (trace,) = prove_erased(home.context, home.topic("t"), ["order-17"]).traces
     assert trace.object.startswith("audit/")
     assert trace.what == "quotes one of them in its reason"

@@ -24,11 +24,12 @@ from tidelog.archive.generations import drop_generation, promote
 from tidelog.archive.restore import RestoreOptions, open_restore
 from tidelog.codec.event_batch import batch_of, with_position
 from tidelog.connectors.archive.staging import CHANGED, accepted
-from tidelog.erasure.from_archives import delete_events, erase_archived
+from tidelog.erasure.delete import delete_events
+from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.limits import HEADERS_MAX, ID_BYTES_MAX, OWN_HEADERS_MAX, TIMESTAMP_MS_END
 from tidelog.pipeline.base import CycleReport, LocalWorkers
@@ -205,8 +206,8 @@ def test_event_with_an_id_that_no_topic_accepts_is_proved_erased(
     assert not before.known
     deleted = delete_events(home.context, home.amender("x", reason), [odd])
     assert (deleted.events, deleted.archived, deleted.missing) == (0, 1, ())
-    carry_out(home.context, topic, 0)
-    carry_out(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
+    purge_once(home.context, topic, 0)
     proof = prove_erased(home.context, topic, [odd])
     assert (proof.traces, proof.known) == ([], True)
     assert buried(home, find_archive(home.context, "a")) == []

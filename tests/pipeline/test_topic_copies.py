@@ -17,7 +17,7 @@ from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import UnavailableError
-from tidelog.maintenance.turn import carry_out
+from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Intent
@@ -52,7 +52,7 @@ def shell(tmp_path: Path) -> Shell:
 
 def erase(shell: Shell, topic: str) -> None:
     shell.made.delete(topic, ["gone"])
-    carry_out(shell.made.context, shell.made.topic(topic), 0)
+    purge_once(shell.made.context, shell.made.topic(topic), 0)
 
 
 def proof(shell: Shell, topic: str = "t") -> Proof:

@@ -52,7 +52,7 @@ from tidelog.journal import compile_policy
 from tidelog.log.producer.append import Appender
 from tidelog.maintenance import pipeline_sweep as compact
 from tidelog.maintenance import pipeline_sweep as sweep
-from tidelog.maintenance import turn as erasure
+from tidelog.maintenance import purge
 from tidelog.model import layout, limits
 from tidelog.model.pipeline import Totals
 from tidelog.pipeline import cycle, failures
@@ -382,7 +382,7 @@ def _erasure_counts_nothing(patch: Patch) -> None:
 
 def _erasure_leaves_kept_generations_out(patch: Patch) -> None:
     """Erasure and proof look at live generations alone."""
-    for module in (archived, erase, erasure):
+    for module in (archived, erase, purge):
         of = module.reachable_archives_of
 
         def live(home: Any, topic: Any, of: Any = of) -> Any:

@@ -38,7 +38,8 @@ from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import ArchiveEraser, carry_out
+from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.topic import Topic
 from tidelog.pipeline.base import LocalWorkers
@@ -297,7 +298,7 @@ class ArchivesWorld(ArchivesHome):
 
     def prove(self, home: Home, ids: list[str]) -> None:
         topic = find_topic(home.context, "t")
-        carry_out(home.context, topic, 0)
+        purge_once(home.context, topic, 0)
         proof = prove_erased(home.context, topic, ids)
         if proof.is_erased and proof.known:
             gone = [each for each in ids if self.is_gone(each, topic)]
@@ -427,7 +428,7 @@ class ArchivesWorld(ArchivesHome):
             for _ in range(2):
                 self.scheduler.time.advance(86_400 * 8)  # objects that no row names stay for a week
                 self.pass_notes()
-                carry_out(home.context, topic, 0)
+                purge_once(home.context, topic, 0)
             if "copy" in self.kinds:
                 self.erase_copies(home, topic, gone)
             proof = prove_erased(home.context, topic, gone)
@@ -444,7 +445,7 @@ class ArchivesWorld(ArchivesHome):
         with self.home(self.quiet) as own:  # which ends the threads that deletes begin
             for name in COPIES:
                 own.delete(name, gone, why="request")
-                carry_out(home.context, find_topic(home.context, name), 0)
+                purge_once(home.context, find_topic(home.context, name), 0)
 
     def check_markers(self, home: Home) -> None:
         for name in self.names():

@@ -29,7 +29,7 @@ from tidelog.catalog.base import Catalog, Change, Delete, Put, WriteOutcome, jud
 from tidelog.codec.segment import Piece, Segment
 from tidelog.context import Context
 from tidelog.coordination.audit import key_mark, read_records
-from tidelog.erasure import from_archives
+from tidelog.erasure import delete
 from tidelog.errors import (
     ConflictError,
     FencedError,
@@ -589,7 +589,7 @@ BUGS: dict[str, Bug] = {
     "journal recovered beside its segments": _rollback("P1", (StrayEvents, "_sources", no_sources)),
     "deletes recovered by dates": _rollback("P1", (recover._Recovery, "_absent", absent_by_dates)),
     "strays are not searched for deletes": _rollback(
-        "P1, P5", (from_archives, "search_strays", lambda *_: {})
+        "P1, P5", (delete, "search_strays", lambda *_: {})
     ),
     "one event of an id recovered": _rollback("P1", (Present, "look", present_by_id)),
     "staged commits leave no witness": _rollback("P1", (Copier, "bear_witness", no_witness)),

@@ -38,7 +38,7 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_segment, encode_staged
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
-from tidelog.erasure.from_archives import DeleteResult, erase_strays
+from tidelog.erasure.delete import DeleteResult, erase_strays
 from tidelog.errors import ConflictError, CorruptError
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic

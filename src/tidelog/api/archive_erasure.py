@@ -13,7 +13,7 @@ from tidelog.erasure.from_archives import ErasedFromArchives, erase_archived
 from tidelog.erasure.proof import Proof, record_proof
 from tidelog.erasure.proof_search import prove_erased_from_archive
 from tidelog.errors import InvalidError
-from tidelog.maintenance.turn import ArchivedEvents, ErasureWatch, erase_archived_and_prove
+from tidelog.maintenance.purge import ArchivedEvents, ErasureWatch, erase_archived_and_prove
 from tidelog.model.times import duration_ms
 from tidelog.settings import check_options
 

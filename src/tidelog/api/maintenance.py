@@ -42,10 +42,10 @@ from tidelog.store.wrappers import CachedStore
 from tidelog.tasks import TaskRunner
 
 if TYPE_CHECKING:
-    from tidelog.erasure.from_archives import DeleteResult
+    from tidelog.erasure.delete import DeleteResult
     from tidelog.erasure.proof import Proof
     from tidelog.erasure.updates import ArchiveUpdate
-    from tidelog.maintenance.turn import Erasure, ErasureWatch
+    from tidelog.maintenance.purge import Erasure, ErasureWatch
 
 __all__ = ["EraseOptions", "MaintenanceCalls", "ProveOptions"]
 
@@ -194,7 +194,7 @@ class MaintenanceCalls(ABC):
         >>> proof.is_erased, proof.deleted.events, proof.deleted.missing
         (True, 1, ('order-9',))
         """
-        from tidelog.erasure.from_archives import delete_events, delete_key
+        from tidelog.erasure.delete import delete_events, delete_key
 
         check_options("erase", options, EraseOptions)
         wanted = [ids] if isinstance(ids, str) else list(ids)
@@ -243,8 +243,8 @@ class MaintenanceCalls(ABC):
         >>> home.purge_and_prove("orders", ids=["order-2"], deleted=deleted).is_erased
         True
         """
-        from tidelog.erasure.from_archives import erase_strays
-        from tidelog.maintenance.turn import ErasureWatch, carry_out_and_prove
+        from tidelog.erasure.delete import erase_strays
+        from tidelog.maintenance.purge import ErasureWatch, purge_and_prove
 
         check_options("purge_and_prove", options, ProveOptions)
         context = self._with_tasks(
@@ -258,7 +258,7 @@ class MaintenanceCalls(ABC):
         if deleted is not None:
             amender = self.amender(topic, self.reason(why, options.get("who")))
             deleted = erase_strays(context, amender, deleted, wanted, given)
-        proof = carry_out_and_prove(context, found, wanted, given, wait_ms, watch)
+        proof = purge_and_prove(context, found, wanted, given, wait_ms, watch)
         proof.deleted = deleted
         self.record_proof(proof, why=why, who=options.get("who"))
         return proof
@@ -328,11 +328,11 @@ class MaintenanceCalls(ABC):
         >>> home.purge("orders").compiled.journals
         1
         """
-        from tidelog.maintenance.turn import ErasureWatch, carry_out_all
+        from tidelog.maintenance.purge import ErasureWatch, purge
 
         context = self._with_tasks(f"erase {topic}", spark, spark_conf)
         waits = (duration_ms(grace), duration_ms(wait))
-        return carry_out_all(context, self.topic(topic), waits, watch or ErasureWatch())
+        return purge(context, self.topic(topic), waits, watch or ErasureWatch())
 
     def prove_erased(
         self,
@@ -531,6 +531,6 @@ def _ignore(_: object) -> None:
 
 def _nothing_deleted(topic: Topic) -> DeleteResult:
     """Returns the result of a delete of no ids from a topic that exists."""
-    from tidelog.erasure.from_archives import DeleteResult
+    from tidelog.erasure.delete import DeleteResult
 
     return DeleteResult()

@@ -4,9 +4,9 @@ This room keeps promise P5a: a proof is clean only if no object, name, manifest,
 or row holds the erased event or its id. What a proof cannot see, it lists. It must not know HTTP or
 commands.
 
-``from_archives`` deletes what archives hold and their topic does not, ``rewrite`` replaces files by
-ones without the events, ``matcher`` recognizes erased events in any column or line,
-``proof_scope`` and ``archive_scope`` say what belongs to a topic or an archive, ``proof_search``
-searches it, and ``proof`` has the verdict. The steps of a whole erasure are in
-``maintenance.turn``.
+``delete`` deletes events of a topic, ``from_archives`` those that only archives hold.
+``rewrite`` replaces files by ones without the events, ``matcher`` recognizes erased events in
+any column or line, ``proof_scope`` and ``archive_scope`` say what belongs to a topic or an archive,
+``proof_search`` searches it, and ``proof`` has the verdict. The steps of a whole erasure are in
+``maintenance.purge``.
 """

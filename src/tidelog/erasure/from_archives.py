@@ -26,9 +26,9 @@ such ranges, and the result names those that take too long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -68,7 +68,6 @@ from tidelog.coordination.trusted_time import latest_now_ms
 from tidelog.erasure import proof_places
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof_places import files_named_by_events, redact_reasons
-from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_archive
 from tidelog.erasure.search import (
     FoundEvent,
@@ -78,26 +77,21 @@ from tidelog.erasure.search import (
     ranges_under_way,
     search_aside,
     search_generation,
-    search_strays,
 )
 from tidelog.erasure.topic_copies import copies_of_archives, original_archives, other_sources
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.journal.amend import Amender, AmendResult
-from tidelog.journal.lookup import can_be_id
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
 from tidelog.log.topics import list_topics, read_head
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 
 __all__ = [
-    "DeleteResult",
+    "DELETE_AGAIN",
     "ErasedFromArchives",
     "closed_offsets",
     "complete_erasures",
-    "delete_events",
-    "delete_key",
     "erase_archived",
-    "erase_strays",
+    "erase_found",
     "erase_trimmed",
     "finish_archive",
     "keep_deletions",
@@ -105,7 +99,7 @@ __all__ = [
 ]
 
 _PLACE_BYTES = 24  # of an event in a record, besides its id
-_AGAIN = "delete again, which completes it"
+DELETE_AGAIN = "delete again, which completes it"
 _WAIT_S = 10.0  # for unfinished ranges
 _LOOK_S = 0.2
 
@@ -132,83 +126,12 @@ class ErasedFromArchives:
         return bool(self.found) and not self.unseen and not self.left and not self.named
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteResult:
-    """What a delete found, in the topic and in its archives."""
-
-    events: int = 0  # of the topic
-    archived: int = 0  # that only archives held
-    strays: int = 0  # that objects held which no row names, and which a recovery would append
-    missing: tuple[str, ...] = ()  # ids without any event
-    unseen: tuple[str, ...] = ()  # files of archives without ids or keys to search for
-
-    @property
-    def is_clean(self) -> bool:
-        """Returns whether everything that was given was found, and every file could be searched."""
-        found = self.events or self.archived or self.strays
-        return bool(found) and not self.missing and not self.unseen
-
-
-def delete_events(context: Context, amender: Amender, ids: Collection[str]) -> DeleteResult:
-    """Permanently deletes all events with one of these ids, also those that only archives hold.
-
-    Ids that no topic accepts, such as an empty one, are searched in archives, whose dead letters
-    may have them.
-    """
-    topic = amender.topic
-    sought = matcher_of(ids, None)  # raises for what nothing can hold before anything is deleted
-    wanted = [each for each in ids if can_be_id(each)]
-    odd = tuple(each for each in ids if not can_be_id(each))
-    amended = AmendResult(missing=odd)
-    if wanted:
-        held = amender.delete(wanted)
-        amended = AmendResult(held.events, (*held.missing, *odd))
-    events = amended.events
-    with _after(topic.name, amended) as sent:
-        trimmed = erase_trimmed(context, topic, amender.why, ids)
-        sent.any |= bool(trimmed.events)
-        if trimmed.found and wanted:  # a restore may have copied them before the ledger had them
-            events += amender.delete(wanted).events
-        redact_reasons(context, TopicScope(context, topic).owners(), sought.deletions)
-    missing = tuple(each for each in amended.missing if each not in trimmed.ids)
-    return DeleteResult(events, trimmed.events, missing=missing, unseen=trimmed.unseen)
-
-
-def delete_key(
-    context: Context,
-    amender: Amender,
-    key: bytes,
-    progress: Callable[[int], None] = lambda done: None,
-) -> DeleteResult:
-    """Permanently deletes all events with this key, also those that only archives hold."""
-    topic = amender.topic
-    amended = amender.delete_key(key, progress)
-    events = amended.events
-    with _after(topic.name, amended) as sent:
-        trimmed = erase_trimmed(context, topic, amender.why, key=key)
-        sent.any |= bool(trimmed.events)
-        if trimmed.found:  # as above
-            events += amender.delete_key(key, progress).events
-        sought = matcher_of((), key)
-        redact_reasons(context, TopicScope(context, topic).owners(), sought.deletions)
-    return DeleteResult(events, trimmed.events, unseen=trimmed.unseen)
-
-
-@contextmanager
-def _after(topic: str, amended: AmendResult) -> Iterator[SentWrites]:
-    """Runs what follows a delete in the topic; its errors never say that nothing was stored."""
-    sent = SentWrites()
-    sent.any = bool(amended.events)
-    with sent.unknown_if_any(f"delete in `{topic}`", _AGAIN):
-        yield sent
-
-
 def erase_trimmed(
     context: Context, topic: Topic, why: Why, ids: Collection[str] = (), key: bytes | None = None
 ) -> ErasedFromArchives:
     """Erases what archives of a topic hold under ids or a key, and the topic has trimmed.
 
-    The next ``carry_out`` or turn of the scribe deletes the bytes from the files. Safe to repeat.
+    The next ``purge_once`` or turn of the scribe deletes the bytes from the files. Safe to repeat.
     """
     sought = matcher_of(ids, key)
     found: dict[Place, FoundEvent] = {}
@@ -233,64 +156,32 @@ def erase_trimmed(
         for place, each in found.items()
         if place[1] not in known.get(numbers[place[0]], ())
     }
-    mark = "" if key is None else key_mark(key)
     for archive in {each.name: each for each, _ in reachable_archives_of(context, topic)}.values():
         of_topic = partial(is_line_of, topic=topic)
         aside = search_aside(context, archive, sought, len(found), of_topic)
         found, new = found | aside, new | aside
         numbers = dict.fromkeys((line for line, _ in aside), 0) | numbers
     sent = SentWrites()
-    with sent.unknown_if_any(f"delete in `{topic.name}`", _AGAIN):
-        for events, until_ms in _lots(new, numbers):
-            record = _record(context, why, events, until_ms, mark)
-            version = put_record(sent.tracked(context), topic, record)  # step 2
-            _enter(context, topic, record, version)
+    with sent.unknown_if_any(f"delete in `{topic.name}`", DELETE_AGAIN):
+        erase_found(sent.tracked(context), topic, why, new, numbers, key)
     found_ids = frozenset(each.id for each in found.values() if each.id is not None)
     return ErasedFromArchives(len(new), found_ids, len(found), tuple(unseen))
 
 
-def erase_strays(
+def erase_found(
     context: Context,
-    amender: Amender,
-    deleted: DeleteResult,
-    ids: Collection[str],
-    keys: Collection[bytes],
-) -> DeleteResult:
-    """Erases what only objects hold that no row names, under ids or keys that were deleted.
-
-    A delete looks at the topic and its archives. A restored catalog has lost the events that were
-    appended since its copy, and a producer that died has left what it did not commit. So a recovery
-    would append such an event after it was deleted. The ledger keeps it from that; the recovery or
-    a sweep deletes the object. Returns ``deleted`` with what was found.
-    """
-    topic, found_ids, strays, events = amender.topic, set[str](), 0, deleted.events
-    searches: list[tuple[Collection[str], bytes | None]] = [((), each) for each in keys]
-    if ids:
-        searches.append((ids, None))
-    sent = SentWrites()
-    with sent.unknown_if_any(f"delete in `{topic.name}`", _AGAIN):
-        for some, key in searches:
-            found = search_strays(context, topic, matcher_of(some, key))
-            for partition, here in found.items():
-                line = Line(f"{topic.name}/{partition}", topic.incarnation)
-                places = {(line, offset): each for offset, each in here.items()}
-                for lot, until_ms in _lots(places, {line: partition}):
-                    mark = "" if key is None else key_mark(key)
-                    record = _record(context, amender.why, lot, until_ms, mark)
-                    version = put_record(sent.tracked(context), topic, record)
-                    _enter(context, topic, record, version)
-                strays += len(here)
-                found_ids |= {each.id for each in here.values() if each.id is not None}
-            if any(found.values()):  # a recovery may have appended them before the ledger had them
-                events += _delete_again(amender, found_ids & set(some), key)
-    missing = tuple(each for each in deleted.missing if each not in found_ids)
-    return replace(deleted, events=events, strays=strays, missing=missing)
-
-
-def _delete_again(amender: Amender, ids: Collection[str], key: bytes | None) -> int:
-    if key is not None:
-        return amender.delete_key(key, lambda _: None).events
-    return amender.delete([each for each in ids if can_be_id(each)]).events
+    topic: Topic,
+    why: Why,
+    found: Mapping[Place, FoundEvent],
+    numbers: Mapping[Line, int],
+    key: bytes | None,
+) -> None:
+    """Steps 2 to 4 for events that were found under ids or a key. ``numbers`` has partitions."""
+    mark = "" if key is None else key_mark(key)
+    for events, until_ms in _lots(found, numbers):
+        record = _record(context, why, events, until_ms, mark)
+        version = put_record(context, topic, record)  # step 2
+        _enter(context, topic, record, version)
 
 
 def settled_offsets(context: Context, topic: Topic) -> Places:

@@ -31,7 +31,7 @@ from tidelog.coordination.audit import (
     put_record,
     read_audit,
 )
-from tidelog.erasure.from_archives import DeleteResult
+from tidelog.erasure.delete import DeleteResult
 from tidelog.erasure.proof_places import redacted
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.model.decoding import decode_json

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from tidelog.api.journal import presign_s
 from tidelog.codec.event_json import event_lines
-from tidelog.erasure.from_archives import DeleteResult
+from tidelog.erasure.delete import DeleteResult
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.listing import JournalEntry, list_journals

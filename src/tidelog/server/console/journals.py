@@ -11,7 +11,7 @@ from tidelog import Erasure, ErasureWatch
 from tidelog.api.maintenance import EraseOptions, ProveOptions
 from tidelog.codec.event_json import id_line, ids_of_lines, text_of_line
 from tidelog.coordination.audit import WHY_MAX, newest_records
-from tidelog.erasure.from_archives import DeleteResult
+from tidelog.erasure.delete import DeleteResult
 from tidelog.erasure.proof import Proof
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
