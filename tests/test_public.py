@@ -105,6 +105,7 @@ def test_the_public_names_are_these() -> None:
         "PumpRunOptions",
         "PumpStatus",
         "Pumps",
+        "RecordedRunOptions",
         "RecoverReport",
         "RedoOptions",
         "RedoPlan",

@@ -132,6 +132,7 @@ __all__ = [
     "PumpRunOptions",
     "PumpStatus",
     "Pumps",
+    "RecordedRunOptions",
     "RecoverReport",
     "RedoOptions",
     "RedoPlan",

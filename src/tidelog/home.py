@@ -20,12 +20,12 @@ import pyarrow as pa
 
 from tidelog.api.append_lines import LineCalls
 from tidelog.api.browse import BrowseCalls
-from tidelog.api.consumers import Consumers, NotifyCalls
+from tidelog.api.consumers import ConsumerHandle, Consumers
 from tidelog.api.journal import JournalCalls
 from tidelog.api.maintenance import MaintenanceCalls
+from tidelog.api.topics import TopicCalls
 from tidelog.backends import World, create_context, open_context, real_world
 from tidelog.catalog import Catalog
-from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
 from tidelog.coordination.audit import user_at_host
 from tidelog.coordination.tokens import Tokens
@@ -34,26 +34,19 @@ from tidelog.journal.amendment_writer import append_absent
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions, Turn
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.delete import delete_consumer
 from tidelog.log.consumer.leases import Start
 from tidelog.log.notifier import Notifier
-from tidelog.log.notify_targets import check_target, open_target
+from tidelog.log.notify_targets import open_target
 from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.log.producer.producer import Producer
-from tidelog.log.readers import Past, check_all_read
 from tidelog.log.status import (
     Lag,
-    PartitionState,
     consumer_lag,
     consumer_names,
-    partition_states,
 )
-from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
 from tidelog.model.event import Event, Positions
 from tidelog.model.playback import Time
-from tidelog.model.times import duration_ms
-from tidelog.model.topic import Topic, partition_for
 from tidelog.playback.merge import play_arrow, play_events
 from tidelog.process import check_process
 from tidelog.settings import Settings, check_options, config_string, load_settings
@@ -71,7 +64,7 @@ __all__ = ["Home", "World", "create_home", "open_home"]
 _READERS = 4  # objects fetched at once, for all readers of a home
 
 
-class Home(JournalCalls, BrowseCalls, LineCalls, NotifyCalls, MaintenanceCalls):
+class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
     """An open home, and all that can be done with it. Close it, or use it in a ``with``."""
 
     def __init__(self, context: Context, world: World) -> None:
@@ -175,111 +168,6 @@ class Home(JournalCalls, BrowseCalls, LineCalls, NotifyCalls, MaintenanceCalls):
         """
         self._check_open()
         return Tokens(self.context)
-
-    # Topics.
-
-    def create_topic(
-        self,
-        name: str,
-        partitions: int = 1,
-        *,
-        slot: str | int = "1s",
-        notify: Iterable[str] = (),
-        max_latency_ms: int = 1_000,
-    ) -> Topic:
-        """Create a topic and return it; its partitions are fixed for good.
-
-        ``slot`` is the resolution of the index by time. ``notify`` are URLs that are told of new
-        events, at most once in ``max_latency_ms`` for a partition. Raises ``AlreadyExistsError``.
-
-        >>> home.create_topic("clicks", partitions=4).partitions
-        4
-        """
-        self._check_open()
-        targets = tuple(notify)
-        for url in targets:
-            check_target(url)
-        wanted = Topic(
-            name=name,
-            incarnation=self.context.ids.new(),
-            partitions=partitions,
-            created_ms=self.context.clock.now_ms(),
-            slot_ms=duration_ms(slot),
-            notify=targets,
-            home=self.id,
-            max_latency_ms=max_latency_ms,
-        )
-        return create_topic(self.context, wanted)
-
-    def topic(self, name: str) -> Topic:
-        """Return the topic of this name. Raises ``NotFoundError``.
-
-        >>> home.topic("orders").partitions
-        1
-        """
-        self._check_open()
-        return find_topic(self.context, name)
-
-    def topics(self) -> list[Topic]:
-        """Return all topics, by name.
-
-        >>> [topic.name for topic in home.topics()]
-        ['orders']
-        """
-        self._check_open()
-        return list(list_topics(self.context))
-
-    def delete_topic(self, name: str, *, past_readers: Past = False, incarnation: str = "") -> None:
-        """Delete a topic with all its events and consumers. Raises ``NotFoundError``.
-
-        Raises ``InvalidError`` if a consumer, an archive, a pump or a playback has not read all of
-        its events, unless ``past_readers`` accepts that they are lost to it: True for all, or names
-        such as ``billing`` or ``consumer:billing``. What was deleted from the topic is erased from
-        its archives first; ``UnavailableError`` while a range is under way there that may hold such
-        an event: run the archive, then delete the topic again. With an ``incarnation`` it deletes
-        no other topic that has the name now.
-
-        >>> home.delete_topic("orders")
-        >>> home.topics()
-        []
-        """
-        from tidelog.maintenance import purge
-
-        self._check_open()
-
-        def check(topic: Topic) -> None:
-            check_all_read(self.context, topic, past_readers)
-            purge.finish_deletes(self.context, topic)
-
-        def closed(topic: Topic) -> None:
-            purge.finish_closed_deletes(self.context, topic)
-
-        with self._lock:
-            producer = self._producers.get(name)
-        with freeing(self.catalog):
-            # May refuse: then appends go on.
-            delete_topic(self.context, name, check, closed, incarnation)
-        if producer is not None:
-            with self._lock:
-                if self._producers.get(name) is producer:
-                    del self._producers[name]
-            _close_quietly(producer)
-
-    def partitions(self, topic: str, *, runs: bool = True) -> list[PartitionState]:
-        """Return what each partition holds; without ``runs`` only where it starts and ends.
-
-        >>> [(each.start, each.next, each.events) for each in home.partitions("orders")]
-        [(0, 3, 3)]
-        """
-        return partition_states(self.context, self.topic(topic), self._pool, runs)
-
-    def partition_for(self, topic: str, key: bytes) -> int:
-        """Return the partition that a key's events go to: ``int(sha256(key)) mod N``.
-
-        >>> home.partition_for("orders", b"customer-7")
-        0
-        """
-        return partition_for(key, self.topic(topic).partitions)
 
     # Writing and reading.
 
@@ -403,18 +291,18 @@ class Home(JournalCalls, BrowseCalls, LineCalls, NotifyCalls, MaintenanceCalls):
         names = consumer_names(self.context, found)
         return [lag for name in names for lag in consumer_lag(self.context, found, name)]
 
-    def delete_consumer(self, topic: str, name: str, *, force: bool = False) -> None:
+    def delete_consumer(self, topic: str, name: str, *, force: bool = False, who: str = "") -> None:
         """Delete a consumer with its cursors, so that trims and deletes do not wait for it.
 
         Raises ``NotFoundError``, and ``InvalidError`` while a member is alive, unless ``force``: a
         member that continues then begins again, as a new consumer does. Waits up to 1.5 times
-        ``lease_ttl_ms`` where a member may be alive on another machine.
+        ``lease_ttl_ms`` where a member may be alive on another machine. ``who`` is for the audit.
 
         >>> with home.consumer("orders", name="billing") as consumer:
         ...     _ = consumer.poll()
         >>> home.delete_consumer("orders", "billing")
         """
-        delete_consumer(self.context, self.topic(topic), name, force=force)
+        ConsumerHandle(self.context, self.topic(topic), name).delete(force=force, who=who)
 
     # Playback.
 
@@ -555,6 +443,18 @@ class Home(JournalCalls, BrowseCalls, LineCalls, NotifyCalls, MaintenanceCalls):
         if old is not None:
             _close_quietly(old)
         return producer
+
+    @contextlib.contextmanager
+    def _closing_producer(self, topic: str) -> Iterator[None]:
+        """Closes the producer of a topic once that is deleted; if it is refused, appends go on."""
+        with self._lock:
+            producer = self._producers.get(topic)
+        yield
+        if producer is not None:
+            with self._lock:
+                if self._producers.get(topic) is producer:
+                    del self._producers[topic]
+            _close_quietly(producer)
 
     def _check_open(self) -> None:
         check_process(self._process, f"home `{self.id}`")

@@ -5,15 +5,17 @@
 
 from tidelog.api.append_lines import LineCounts as LineCounts
 from tidelog.api.append_lines import LineOptions as LineOptions
+from tidelog.api.archive_runs import ArchiveRunOptions as ArchiveRunOptions
+from tidelog.api.archive_runs import BackfillOptions as BackfillOptions
+from tidelog.api.archive_runs import DeadLetterOptions as DeadLetterOptions
+from tidelog.api.archive_runs import RecordedRunOptions as RecordedRunOptions
+from tidelog.api.archive_runs import RedoOptions as RedoOptions
 from tidelog.api.archive_view import ArchiveTables as ArchiveTables
 from tidelog.api.archive_view import CommittedFile as CommittedFile
 from tidelog.api.archive_view import FolderEntry as FolderEntry
 from tidelog.api.archive_view import FolderPage as FolderPage
 from tidelog.api.archives import ArchiveHandle as ArchiveHandle
 from tidelog.api.archives import Archives as Archives
-from tidelog.api.archives import BackfillOptions as BackfillOptions
-from tidelog.api.archives import DeadLetterOptions as DeadLetterOptions
-from tidelog.api.archives import RedoOptions as RedoOptions
 from tidelog.api.consumers import ConsumerHandle as ConsumerHandle
 from tidelog.api.consumers import Consumers as Consumers
 from tidelog.api.consumers import DrainOptions as DrainOptions
@@ -36,7 +38,6 @@ from tidelog.api.pipelines import Stream as Stream
 from tidelog.api.pipelines import StreamOptions as StreamOptions
 from tidelog.api.playbacks import Playbacks as Playbacks
 from tidelog.api.playbacks import PlayOptions as PlayOptions
-from tidelog.api.run_metrics import ArchiveRunOptions as ArchiveRunOptions
 from tidelog.archive.archive import ArchiveOptions as ArchiveOptions
 from tidelog.archive.archive import FormatOptions as FormatOptions
 from tidelog.archive.dead_letters import ReplayPlan as ReplayPlan

@@ -221,3 +221,18 @@ def test_erase_by_a_key_that_no_archived_event_has_fails(filled: Run) -> None:
     misspelt = filled("archive", "erase", "daily", "--key", "k-1", "--yes", "--json")
     (row,) = misspelt.rows()
     assert (misspelt.code, row["erased"], row["left"]) == (1, 0, [])
+
+
+def test_topic_and_archive_commands_leave_records_in_the_home_audit(tidelog: Run) -> None:
+    tidelog("topic", "create", "orders")
+    tidelog("archive", "create", "daily", "--source", "topic:orders")
+    tidelog("archive", "delete", "daily", "--yes")
+    tidelog("topic", "delete", "orders", "--yes")
+    rows = tidelog("audit", "--json").rows()
+    assert sorted((each["op"], each["what"]) for each in rows) == [
+        ("archive create", "archive daily"),
+        ("archive delete", "archive daily"),
+        ("topic create", "topic orders"),
+        ("topic delete", "topic orders"),
+    ]
+    assert all("@" in str(each["who"]) for each in rows)

@@ -32,7 +32,7 @@ from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, ve
 from tidelog.connectors.by_url import open_source, store_at
 from tidelog.connectors.source import GroupSource, SourcePartition
 from tidelog.context import Context
-from tidelog.coordination.audit import AuditRecord, read_audit
+from tidelog.coordination.audit import AuditRecord, read_audit, record_action
 from tidelog.coordination.pipeline_rows import is_detached, read_partitions, read_progress
 from tidelog.coordination.registry import check_shown
 from tidelog.erasure.rewrite import finish_rewrites
@@ -92,6 +92,10 @@ class ArchiveView:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
+
+    def _record(self, op: str, note: str = "", who: str = "") -> None:
+        """Puts an action into the home's audit; call it before the action."""
+        record_archive_action(self._context, self.name, op, note, who)
 
     def reload(self) -> Archive:
         """Read the archive's settings and state, keep them in ``info``, and return them.
@@ -354,6 +358,13 @@ class ArchiveView:
         return is_detached(self._context, self.info)
 
 
+def record_archive_action(
+    context: Context, archive: str, op: str, note: str = "", who: str = ""
+) -> None:
+    """Puts an action on an archive into the home's audit; call it before the action."""
+    record_action(context, f"archive {op}", f"archive {archive}", note, who)
+
+
 class ArchiveTables:
     """The tables of an archive: ``archive.tables``.
 
@@ -364,11 +375,14 @@ class ArchiveTables:
         self._context = context
         self._archive = archive
 
-    def register(self, table: str | None = None, *, keep: bool = False) -> list[RegisterResult]:
+    def register(
+        self, table: str | None = None, *, keep: bool = False, who: str = ""
+    ) -> list[RegisterResult]:
         """Create a table of the archive's Parquet files, or bring it up to date.
 
         Returns what was added to each table; without a name, to all of them. With ``keep`` drivers
-        bring it up to date after each cycle from now on. Files are registered where they are.
+        bring it up to date after each cycle from now on. Files are registered where they are. The
+        audit records a new table, and any call that has ``who``.
 
         >>> [done.events for done in home.archives.get("daily").tables.register("delta")]
         [3]
@@ -379,6 +393,8 @@ class ArchiveTables:
                 f"archive `{found.name}`: has {len(found.tables)} tables: say which with --as"
             )
         names = found.tables if table is None else (resolve_table(found, table),)
+        if who or keep or not set(names) <= set(found.tables):
+            record_archive_action(self._context, found.name, "register", ", ".join(names), who)
         for generation in found.in_state("live", "kept"):  # files that a killed erasure has changed
             for error in finish_rewrites(self._context, found, generation).failed.values():
                 raise error
@@ -399,8 +415,10 @@ class ArchiveTables:
         found = self._archive.reload()
         change_tables(self._context, found, resolve_table(found, table), keep=keep)
 
-    def forget(self, table: str) -> None:
+    def forget(self, table: str, *, who: str = "") -> None:
         """Remove a dropped table from the record: erasures and promotes no longer change it.
+
+        ``who`` is for the audit.
 
         >>> tables = home.archives.get("daily").tables
         >>> _ = tables.register("delta")
@@ -409,7 +427,9 @@ class ArchiveTables:
         []
         """
         found = self._archive.reload()
-        forget_table(self._context, found, resolve_table(found, table))
+        name = resolve_table(found, table)
+        record_archive_action(self._context, found.name, "forget table", name, who)
+        forget_table(self._context, found, name)
 
     def status(self) -> builtins.list[TableStatus]:
         """Return how far each table is, and how many files wait to be added to it.

@@ -14,9 +14,17 @@ from typing import Literal, Unpack
 import msgspec
 
 from tidelog.api.archive_erasure import ErasableArchive
-from tidelog.api.archive_view import ArchiveTables
+from tidelog.api.archive_runs import (
+    ArchiveRunOptions,
+    BackfillOptions,
+    DeadLetterOptions,
+    RecordedRunOptions,
+    RedoOptions,
+    RunMetrics,
+    send_statsd,
+)
+from tidelog.api.archive_view import ArchiveTables, record_archive_action
 from tidelog.api.pipelines import RunOptions, RunResult, driver_options, run_pipeline
-from tidelog.api.run_metrics import ArchiveRunOptions, RunMetrics, send_statsd
 from tidelog.api.spark_workers import open_workers
 from tidelog.archive.archive import (
     ArchiveKind,
@@ -39,9 +47,7 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.metrics import metrics_text
 from tidelog.archive.redo import RedoPlan, plan_redo
 from tidelog.archive.restore import RestoreOptions, open_restore
-from tidelog.archive.tables import (
-    register,
-)
+from tidelog.archive.tables import register
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import waits
 from tidelog.context import Context
@@ -59,30 +65,7 @@ from tidelog.settings import check_options
 __all__ = [
     "ArchiveHandle",
     "Archives",
-    "BackfillOptions",
-    "DeadLetterOptions",
-    "RedoOptions",
 ]
-
-
-class BackfillOptions(FormatOptions, RunOptions, total=False):
-    """How a backfill writes files, and how it runs."""
-
-
-class RedoOptions(RunOptions, total=False):
-    """What a redo changes, and how it runs. Without a value: as the archive does."""
-
-    parser: str | None
-    transform: str | None
-
-
-class DeadLetterOptions(RunOptions, total=False):
-    """How dead letters are tried again. Without a value: as the archive does."""
-
-    generation: int | None
-    parser: str
-    granularity: str | None
-    time_zone: str | None
 
 
 class Archives:
@@ -112,7 +95,9 @@ class Archives:
         """
         check_options(f"create of archive `{name}`", options, ArchiveOptions)
         wanted = archive_record(self._context, name, source, kind, options)
-        return ArchiveHandle(self._context, create_archive(self._context, wanted))
+        who = options.get("who", "")
+        record = functools.partial(record_archive_action, self._context, name, "create", who=who)
+        return ArchiveHandle(self._context, create_archive(self._context, wanted, record))
 
     def get(self, name: str) -> ArchiveHandle:
         """Return the handle of an archive. Raises ``NotFoundError``.
@@ -176,7 +161,8 @@ class ArchiveHandle(ErasableArchive):
         without ``follow`` a run leaves the others those that they have (``on_left``). Tables that
         drivers keep up to date follow each cycle. After a promote the run goes on with the
         generation that is live then. Options that write metrics do so after cycles and at the end.
-        Safe to kill, to repeat, and to run twice at once.
+        The audit records a run where ``who`` is given. Safe to kill, to repeat, and to run twice at
+        once.
 
         >>> _ = home.append("orders", [tidelog.Event(b'{"at": 1794744000000}')])
         >>> home.archives.get("daily").run().events
@@ -186,6 +172,8 @@ class ArchiveHandle(ErasableArchive):
         metrics = RunMetrics(self._context.clock, self, options)
         watched = metrics.watch()
         check_active(self.reload())  # before Spark is started
+        if who := options.get("who"):
+            self._record("run", who=who)
         if start is not None:
             choose_start(self._context, self.name, start)
         workers = open_workers(self.name, spark, options.get("spark_conf"))
@@ -224,16 +212,19 @@ class ArchiveHandle(ErasableArchive):
                 return each.generation if each.generation != before.generation else None
         return None
 
-    def flush(self, timeout_s: float = 60.0) -> list[str]:
+    def flush(self, timeout_s: float = 60.0, *, who: str = "") -> list[str]:
         """Have the driver that follows the archive write what waits, and wait for it.
 
-        Returns the source partitions that still wait when the time is over: none is success.
+        Returns the source partitions that still wait when the time is over: none is success. The
+        audit records it where ``who`` is given.
 
         >>> home.archives.get("daily").flush()
         []
         """
         found = self.reload()
         check_active(found)
+        if who:
+            self._record("flush", who=who)
         source = source_at(self._context, found.source)
         track(self._context, found.pipeline(), source)
         bounds = source.bounds(source.partitions())
@@ -253,15 +244,16 @@ class ArchiveHandle(ErasableArchive):
         return plan_seek(self._context, pipeline, wanted)
 
     def seek(
-        self, to: str | int, partition: str | None = None, *, why: str = ""
+        self, to: str | int, partition: str | None = None, *, why: str = "", who: str = ""
     ) -> list[PositionMove]:
         """Move the archive's position in its source and return what moved.
 
         ``to`` is ``earliest``, ``latest``, or a position as the status shows it. Without a
         ``partition``, such as ``orders/0`` or ``0``, all positions move. What is skipped becomes a
-        gap with the reason ``seek``, and the audit records it with ``why``. Moving back undoes such
-        gaps. Raises ``InvalidError`` for offsets that the archive has: it holds each event once. It
-        does so too for offsets that a chained archive, a pump or a restore has read of this one.
+        gap with the reason ``seek``, and the audit records it with ``why`` and ``who``. Moving back
+        undoes such gaps. Raises ``InvalidError`` for offsets that the archive has: it holds each
+        event once. It does so too for offsets that a chained archive, a pump or a restore has read
+        of this one.
 
         >>> archive = home.archives.create("new", source="topic:orders")
         >>> [move.to for move in archive.seek("latest", why="old events are not wanted")]
@@ -269,7 +261,7 @@ class ArchiveHandle(ErasableArchive):
         >>> archive.run().events
         0
         """
-        wanted = SeekOptions(str(to), partition, is_archive=True, why=why)
+        wanted = SeekOptions(str(to), partition, is_archive=True, why=why, who=who)
         pipeline = open_pipeline(self._context, self.reload(), LocalWorkers())
         return seek(self._context, pipeline, wanted)
 
@@ -296,6 +288,8 @@ class ArchiveHandle(ErasableArchive):
         )
         how.stop = options.get("stop", how.stop)
         how.on_cycle = options.get("on_cycle", how.on_cycle)
+        self.reload()
+        self._record("replay", who=options.get("who", ""))
         workers = open_workers(f"{self.name}, dead letters", spark, options.get("spark_conf"))
         done = replay(self._context, self.reload(), how, workers)
         register(self._context, self.reload())
@@ -308,7 +302,7 @@ class ArchiveHandle(ErasableArchive):
         generation: int | None = None,
         partition: Literal["same", "key"] | None = None,
         spark: str | None = None,
-        **options: Unpack[RunOptions],
+        **options: Unpack[RecordedRunOptions],
     ) -> RunResult:
         """Bring the archive's events into a topic or into Kafka and return what was done.
 
@@ -320,9 +314,10 @@ class ArchiveHandle(ErasableArchive):
         >>> home.archives.get("daily").restore(to="topic:again").events
         3
         """
-        check_options(f"restore of archive `{self.name}`", options, RunOptions)
+        check_options(f"restore of archive `{self.name}`", options, RecordedRunOptions)
         wanted = RestoreOptions(self.reload().name, to, generation, partition)
         pipeline = open_restore(self._context, wanted, LocalWorkers(), options.get("rate"))
+        self._record("restore", _shown_sink(to), options.get("who", ""))
         workers = open_workers(pipeline.name, spark, options.get("spark_conf"))
         pipeline = dataclasses.replace(pipeline, workers=workers)
         return run_pipeline(self._context, pipeline, driver_options(options, wait=True))
@@ -353,6 +348,7 @@ class ArchiveHandle(ErasableArchive):
         check_options(f"backfill of archive `{self.name}`", options, BackfillOptions)
         made = archive_format(options, self.reload().making(), source)
         made = msgspec.structs.replace(made, start=start or "")
+        self._record("backfill", who=options.get("who", ""))
         return self._build(made, spark, dead_share, options)
 
     def _build(
@@ -431,6 +427,7 @@ class ArchiveHandle(ErasableArchive):
         part = RedoPart(tuple(dates), tuple(topics), tuple(partitions))
         form = FormatOptions(parser=options.get("parser"), transform=options.get("transform"))
         made, _ = self._redo_part(part, form)
+        self._record("redo", who=options.get("who", ""))
         return self._build(made, spark, dead_share, options)
 
     def _redo_part(self, part: RedoPart, form: FormatOptions) -> tuple[ArchiveFormat, RedoPlan]:
@@ -447,11 +444,13 @@ class ArchiveHandle(ErasableArchive):
         force: bool = False,
         spark: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
+        who: str = "",
     ) -> Archive:
         """Make the generation that was built the live one and return the archive's settings.
 
         It is brought up to the live one first. Raises ``InvalidError`` if it lacks events that the
         live one has, unless ``force`` accepts that they are lost. The old generation is kept.
+        ``who`` is for the audit.
 
         >>> archive = home.archives.get("daily")
         >>> _ = archive.backfill(granularity="hour")
@@ -459,6 +458,7 @@ class ArchiveHandle(ErasableArchive):
         2
         """
         self.reload()
+        self._record("promote", _FORCED * force, who)
         workers = open_workers(self.name, spark, spark_conf)
         self.info = promote(self._context, self.name, force=force, workers=workers)
         return self.info
@@ -470,11 +470,12 @@ class ArchiveHandle(ErasableArchive):
         force: bool = False,
         spark: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
+        who: str = "",
     ) -> Archive:
         """Make a kept generation the live one again and return the archive's settings.
 
         It gets all events that came in since first. ``generation`` says which one, if several are
-        kept. Raises ``InvalidError`` as :meth:`promote` does.
+        kept. Raises ``InvalidError`` as :meth:`promote` does. ``who`` is for the audit.
 
         >>> archive = home.archives.get("daily")
         >>> _ = archive.backfill(granularity="hour"), archive.promote()
@@ -482,40 +483,51 @@ class ArchiveHandle(ErasableArchive):
         1
         """
         self.reload()
+        self._record("rollback", _FORCED * force, who)
         workers = open_workers(self.name, spark, spark_conf)
         self.info = rollback(
             self._context, self.name, generation=generation, force=force, workers=workers
         )
         return self.info
 
-    def drop(self, generation: int, *, force: bool = False) -> None:
+    def drop(self, generation: int, *, force: bool = False, who: str = "") -> None:
         """Delete a generation that is being built or kept, with its files.
 
         Raises ``InvalidError`` for the live one, and if the generation has events that neither the
-        live one nor the source has, unless ``force``.
+        live one nor the source has, unless ``force``. ``who`` is for the audit.
 
         >>> archive = home.archives.get("daily")
         >>> _ = archive.backfill(granularity="hour")
         >>> archive.drop(2)
         """
         self.reload()
+        self._record("drop", f"generation {generation}" + f", {_FORCED}" * force, who)
         drop_generation(self._context, self.name, generation, force=force)
         self.reload()
 
     # Folders and tables.
 
     def finalize(
-        self, delay: str | int = "1h", *, notify: str = "", dry_run: bool = False
+        self,
+        delay: str | int = "1h",
+        *,
+        notify: str = "",
+        dry_run: bool = False,
+        who: str = "",
     ) -> FinalizeResult:
         """Put ``_SUCCESS`` into date folders that are complete and return which these are.
 
         ``delay`` is how late events may be. ``notify`` is a URL that gets a POST for each folder.
+        The audit records it where ``who`` is given.
 
         >>> home.archives.get("daily").finalize("0s", dry_run=True).errors
         []
         """
         how = FinalizeOptions(duration_ms(delay), notify, dry_run)
-        return finalize(self._context, self.reload(), how)
+        found = self.reload()
+        if who:
+            self._record("finalize", who=who)
+        return finalize(self._context, found, how)
 
     @property
     def tables(self) -> ArchiveTables:
@@ -528,13 +540,13 @@ class ArchiveHandle(ErasableArchive):
 
     # Deleting.
 
-    def delete(self, *, files: bool = False, lost: bool = False) -> None:
+    def delete(self, *, files: bool = False, lost: bool = False, who: str = "") -> None:
         """End the archive: drivers stop, and trims no longer wait for it. Its files stay.
 
         With ``files`` its files are deleted too, and its name is free. ``lost`` is for an archive
         outside of the home whose folder is gone: it frees the name. Raises ``NotFoundError``, also
         where another archive has the name now, and ``InvalidError`` while something is made from
-        the files.
+        the files. ``who`` is for the home's audit, which stays.
 
         >>> home.archives.get("daily").delete(files=True)
         >>> home.archives.list()
@@ -542,6 +554,7 @@ class ArchiveHandle(ErasableArchive):
         """
         if files and lost:
             raise InvalidError("archive delete: files that are lost cannot be deleted: give one")
+        self._record("delete", "with its files" * files, who)
         if files:
             delete_archive(self._context, self.name, self.info.incarnation)
         elif lost:
@@ -550,9 +563,18 @@ class ArchiveHandle(ErasableArchive):
             self.info = end_archive(self._context, self.name, self.info.incarnation)
 
 
+_FORCED = "events that only it has may be lost"
+
+
 def _with_dead_share(archive: Archive, share: float | None) -> Archive:
     """Returns an archive that tolerates another share of dead letters in this run."""
     return archive if share is None else msgspec.structs.replace(archive, dead_share_max=share)
+
+
+def _shown_sink(to: str) -> str:
+    """Returns where a restore goes, for the audit: an address may hold a secret."""
+    scheme, _, _ = to.partition(":")
+    return f"to {to}" if scheme == "topic" else f"to {scheme}:"
 
 
 def _is_own_damage(context: Context, archive: Archive, error: CorruptError) -> bool:

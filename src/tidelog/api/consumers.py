@@ -4,17 +4,13 @@
 committed after it was handled, so after a crash the last events may come again, and none is
 missing. A run ends when no partition has events left. Partitions whose member died are waited for
 until their leases expire; partitions that a living member holds are left to it.
-
-**Notifications** of new events go to a topic's targets by themselves; :class:`NotifyCalls` are
-those on request.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -31,10 +27,7 @@ from tidelog.log.consumer.move import (
     plan_move,
     seek_cursor,
 )
-from tidelog.log.notifier import Notifier, notify_again
-from tidelog.log.notify_targets import check_target, open_target
 from tidelog.log.status import Lag, consumer_lag, consumer_names
-from tidelog.log.topics import change_topic
 from tidelog.model.address import nearest
 from tidelog.model.event import Event, check_timestamp, to_iso
 from tidelog.model.topic import Topic
@@ -44,7 +37,6 @@ __all__ = [
     "Consumers",
     "DrainOptions",
     "LostOffsets",
-    "NotifyCalls",
     "accept_loss",
 ]
 
@@ -287,12 +279,15 @@ class ConsumerHandle:
         record_action(self._context, "cursor move", what, f"to {to}", who)
         return move_cursor(self._context, self.topic, self.name, partition, to, version)
 
-    def seek(self, to: str | int | datetime, partition: int | None = None) -> list[CursorMove]:
+    def seek(
+        self, to: str | int | datetime, partition: int | None = None, *, who: str = ""
+    ) -> list[CursorMove]:
         """Move the consumer's cursors and return where they were and are.
 
         ``to`` is ``earliest``, ``latest``, an offset, or a time. Without ``partition`` all cursors
-        move. Members that run go on from there. Raises ``InvalidError`` for an offset that is not
-        there, and ``UnavailableError`` if its leases keep changing meanwhile.
+        move. Members that run go on from there. ``who`` is for the audit. Raises ``InvalidError``
+        for an offset that is not there, and ``UnavailableError`` if its leases keep changing
+        meanwhile.
 
         >>> with home.consumer("orders", "billing") as consumer:
         ...     _ = consumer.poll()
@@ -303,13 +298,13 @@ class ConsumerHandle:
         chosen = range(self.topic.partitions) if partition is None else [partition]
         for each in chosen:
             self.plan_seek(to, each)  # what is refused moves no cursor, and is not recorded
-        return [self._seek(to, each) for each in chosen]
+        return [self._seek(to, each, who) for each in chosen]
 
-    def delete(self, *, force: bool = False) -> None:
+    def delete(self, *, force: bool = False, who: str = "") -> None:
         """Delete the consumer with its cursors, so that trims do not wait for it. Events stay.
 
         Raises ``NotFoundError``, and ``InvalidError`` while a member is alive, unless ``force``: a
-        member that goes on then begins again, as a new consumer does.
+        member that goes on then begins again, as a new consumer does. ``who`` is for the audit.
 
         >>> with home.consumer("orders", "billing") as consumer:
         ...     _ = consumer.poll()
@@ -318,79 +313,16 @@ class ConsumerHandle:
         []
         """
         what = f"consumer {self.name} of {self.topic.name}"
-        record_action(self._context, "consumer delete", what)
+        record_action(self._context, "consumer delete", what, who=who)
         delete_consumer(self._context, self.topic, self.name, force=force, shown=self._shown)
 
-    def _seek(self, to: str | int | datetime, partition: int) -> CursorMove:
+    def _seek(self, to: str | int | datetime, partition: int, who: str) -> CursorMove:
         text = _place(to)
         what = f"consumer {self.name} of {self.topic.name}/{partition}"
-        record_action(self._context, "cursor move", what, f"to {text}")
+        record_action(self._context, "cursor move", what, f"to {text}", who)
         return seek_cursor(self._context, self.topic, self.name, partition, text)
 
 
 def _place(to: str | int | datetime) -> str:
     """Returns where to seek as a text: ``earliest``, ``latest``, an offset, or a time."""
     return to_iso(check_timestamp(to)) if isinstance(to, datetime) else str(to)
-
-
-class NotifyCalls(ABC):
-    """Notifications on request; those of commits happen by themselves."""
-
-    context: Context
-    _notifier: Notifier
-
-    @abstractmethod
-    def topic(self, name: str) -> Topic:
-        """Return the topic with a name. Raises ``NotFoundError``."""
-
-    def watch(self, topic: str) -> None:
-        """Let this process notify a topic's targets of what it commits there by other ways.
-
-        >>> home.watch("orders")
-        """
-        self._notifier.watch(self.topic(topic))
-
-    def change_topic(
-        self,
-        name: str,
-        *,
-        notify: Iterable[str] | None = None,
-        max_latency_ms: int | None = None,
-    ) -> Topic:
-        """Change where the notifications of a topic go, or how often they come; returns the topic.
-
-        ``notify`` are all URLs that it has from now on, none if empty. What is not given stays. A
-        process that continues to append notices within ten seconds. A copied home notifies what it
-        is given here, never the targets of its original. Raises ``NotFoundError``.
-
-        >>> home.change_topic("orders", notify=["https://example.com/woken"]).notify
-        ('https://example.com/woken',)
-        """
-        self.topic(name)  # raises unless the home is open
-        targets = None if notify is None else tuple(notify)
-        for url in targets or ():
-            check_target(url)
-        return change_topic(self.context, name, notify=targets, max_latency_ms=max_latency_ms)
-
-    def notify(self, topic: str, partition: int) -> int | None:
-        """Notify a topic's targets of a partition's newest event now, whether they know it or not.
-
-        For a function that stops before the end and wants to be called again. Returns the offset,
-        None for an empty partition. Raises ``InvalidError`` if there are no targets, or if one
-        refuses, and ``UnavailableError`` if one cannot be reached.
-
-        >>> home.create_topic("calls", notify=["https://example.com/woken"]).partitions
-        1
-        >>> home.notify("calls", 0) is None
-        True
-        """
-        found = self.topic(topic)
-        found.check_partition(partition)
-        if not found.notify or not self.context.standing.owns(found.home):
-            raise InvalidError(
-                f"topic `{topic}`: this home notifies no targets of it: give some with `tidelog "
-                f"topic change {topic} --notify URL`"
-            )
-        targets = [open_target(url, self.context.environ) for url in found.notify]
-        sent = notify_again(self.context, found, partition, targets)
-        return sent.offset if sent else None

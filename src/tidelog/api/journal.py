@@ -9,7 +9,14 @@ from dataclasses import replace
 from typing import TypedDict, Unpack
 
 from tidelog.context import Context
-from tidelog.coordination.audit import Action, AuditRecord, Why, read_actions, read_audit
+from tidelog.coordination.audit import (
+    Action,
+    AuditRecord,
+    Why,
+    read_actions,
+    read_audit,
+    record_action,
+)
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal.amend import Amender, AmendResult
 from tidelog.journal.compile import CompileReport, compile_topic, waiting_bytes
@@ -143,12 +150,12 @@ class JournalCalls(ABC):
     def actions(self, since: Time = None) -> Iterator[Action]:
         """Yields who did what to the home as a whole, oldest first: the home's audit.
 
-        That is logins, changes of tokens, moves of cursors and playbacks, and reads over HTTP where
-        the server was started with ``--audit-reads``.
+        That is what was done to topics, archives, pumps, consumers and tokens, logins, playbacks to
+        a sink, and reads over HTTP where the server was started with ``--audit-reads``.
 
         >>> token, _ = home.tokens.create(["read"], who="ops")
-        >>> [(action.op, action.who) for action in home.actions()]
-        [('token create', 'ops')]
+        >>> [(action.op, action.who) for action in home.actions()][-1]
+        ('token create', 'ops')
         """
         times = whole_range(since, None, self.context.clock.now_ms())
         return read_actions(self.context, times.start_ms)
@@ -216,6 +223,8 @@ class JournalCalls(ABC):
             if not dry_run:
                 lost.register(partitions, duration_ms(slot))
         found = self.topic(topic)
+        if not dry_run:
+            record_action(self.context, "topic recover", f"topic {topic}", who=self._who)
         return recover_topic(self.context, self._lookups.of(found), dry_run=dry_run, **also)
 
     def compile(

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 from tidelog.api.journal import unknown_id
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
-from tidelog.coordination.audit import Owner, Why
+from tidelog.coordination.audit import Owner, Why, record_action
 from tidelog.coordination.jobs import Jobs, SupervisedPart
 from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.coordination.registry import check_shown
@@ -33,6 +32,7 @@ from tidelog.log.maintenance.sweep import SweepReport
 from tidelog.log.maintenance.trim import BeforeTime, TrimResult, TrimTo, before_time, trim_topic
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
 from tidelog.log.readers import Past, check_readers
+from tidelog.log.status import read_heads
 from tidelog.model.event import check_timestamp
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
@@ -451,6 +451,7 @@ class MaintenanceCalls(ABC):
         *,
         before: str | int | datetime | None = None,
         past_readers: Past = False,
+        who: str = "",
     ) -> list[TrimResult]:
         """Delete the oldest events of a topic and return what each partition lost.
 
@@ -458,7 +459,8 @@ class MaintenanceCalls(ABC):
         ``datetime``. Instead, ``to`` is one of :class:`BeforeTime`, :class:`ToOffsets` and
         :class:`KeepBytes`, or a time as text. Raises ``InvalidError`` if a consumer, an archive, a
         pump or a playback has not read the events, unless ``past_readers`` accepts that they are
-        lost to it: True for all, or names such as ``billing`` or ``consumer:billing``.
+        lost to it: True for all, or names such as ``billing`` or ``consumer:billing``. The audit
+        records a trim that deletes something, with ``who``.
 
         >>> [done.new_start for done in home.trim("orders", before="2026-01-01")]
         [0]
@@ -473,7 +475,15 @@ class MaintenanceCalls(ABC):
             wanted = before_time(self.context, found, wanted)
         elif isinstance(wanted, int | datetime):
             wanted = BeforeTime(check_timestamp(wanted))
-        check = partial(check_readers, self.context, found, past_readers)
+
+        def check(starts: Mapping[int, int]) -> None:
+            check_readers(self.context, found, past_readers, starts)
+            heads = read_heads(self.context, found)
+            moved = {each: start for each, start in starts.items() if start > heads[each].start}
+            if moved:
+                note = ", ".join(f"{each} to {start}" for each, start in sorted(moved.items()))
+                record_action(self.context, "topic trim", f"topic {topic}", note, who)
+
         with freeing(self.catalog):
             return trim_topic(self.context, found, wanted, check)
 

@@ -18,6 +18,7 @@ from tidelog.codec.fields import FieldPaths
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import RowSource
 from tidelog.context import Context
+from tidelog.coordination.audit import record_action
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.log.consumer.handler import (
     Append,
@@ -315,14 +316,20 @@ class PumpHandle:
         return plan_seek(self._context, self._open(), SeekOptions(str(to), partition))
 
     def seek(
-        self, to: str | int, partition: str | None = None, *, again: bool = False, why: str = ""
+        self,
+        to: str | int,
+        partition: str | None = None,
+        *,
+        again: bool = False,
+        why: str = "",
+        who: str = "",
     ) -> list[PositionMove]:
         """Move the position of the pump, or of a stream, in its source and return what moved.
 
         ``to`` is ``earliest``, ``latest``, or a position as the status shows it. Without a
         ``partition``, such as ``orders/0`` or ``0``, all positions move. Moving back brings events
         a second time: raises ``InvalidError`` unless ``again`` says so. The audit records it with
-        ``why``.
+        ``why`` and ``who``.
 
         >>> _ = home.create_topic("copies")
         >>> pump = home.pumps.create("copy", source="topic:orders", topic="copies")
@@ -331,7 +338,7 @@ class PumpHandle:
         >>> pump.run().events
         2
         """
-        wanted = SeekOptions(str(to), partition, again, why=why)
+        wanted = SeekOptions(str(to), partition, again, why=why, who=who)
         return seek(self._context, self._open(), wanted)
 
     def _open(self) -> Pipeline:
@@ -368,14 +375,17 @@ class PumpHandle:
         """
         return read_pump_status(self._context, self.info, source=source)
 
-    def delete(self) -> None:
+    def delete(self, *, who: str = "") -> None:
         """Delete the pump. What it has written stays. Raises ``InvalidError`` while it runs.
+
+        ``who`` is for the audit.
 
         >>> _ = home.create_topic("copies")
         >>> home.pumps.create("copy", source="topic:orders", topic="copies").delete()
         >>> home.pumps.list()
         []
         """
+        record_action(self._context, "pump delete", f"pump {self.name}", who=who)
         delete_pipeline(self._context, self.name, self.info.incarnation)
 
 

@@ -19,7 +19,7 @@ This module also checks the settings that callers pass as keyword arguments.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal, TypedDict, cast
 
@@ -85,8 +85,13 @@ __all__ = [
 ]
 
 
-def create_archive(context: Context, wanted: Archive) -> Archive:
-    """Creates an archive. Raises ``AlreadyExistsError``, or ``InvalidError`` for a used folder."""
+def create_archive(
+    context: Context, wanted: Archive, record: Callable[[], None] = lambda: None
+) -> Archive:
+    """Creates an archive. Raises ``AlreadyExistsError``, or ``InvalidError`` for a used folder.
+
+    ``record`` is called once, before the name is added.
+    """
     check_archive_name(wanted.name)
     open_sink(wanted)  # raises for an unknown parser, format or setting before anything is created
     FilePolicy(wanted.max_bytes, wanted.max_age_ms)
@@ -102,6 +107,7 @@ def create_archive(context: Context, wanted: Archive) -> Archive:
     if row is None:
         refuse_nested(context, wanted)
         _refuse_used_folder(context, wanted)
+        record()
         add_name(
             context,
             Put(name, encode_archive(context, wanted), ABSENT),
@@ -374,6 +380,7 @@ class ArchiveOptions(FormatOptions, total=False):
     max_age: str | int  # or when its first event has waited this long; default 1h
     dead_share: float  # a larger share of dead letters stops a range; default 0.1
     start: Start  # earliest (default), or latest: the current ends of the source
+    who: str  # for the audit; default: user@host
 
 
 def archive_format(

@@ -1,8 +1,9 @@
 """Audits: who did what to the home, and who amended which events, when and why.
 
-**Actions** concern the home as a whole, such as logins and changes of tokens. A record is written
-before its action, so nothing happens without one; if the action then fails, the record stays.
-Records are kept for :data:`ACTIONS_KEPT_MS`; the sweep deletes older ones.
+**Actions** concern the home as a whole: logins, and what is done to tokens, topics, archives, pumps
+and consumers. The calls of ``Home`` record them, so commands and the console need not. A record is
+written before its action, so nothing happens without one; if the action then fails, the record
+stays. Records are kept for :data:`ACTIONS_KEPT_MS`; the sweep deletes older ones.
 
 **Amendments** are in the audit of their topic or archive. A record never contains bytes of an
 event. It contains the hash of an id or a key: the id itself would survive the erasure in the
@@ -72,7 +73,7 @@ class Action(Persisted, frozen=True):
     id: str
     at_ms: int
     who: str  # user@host, or the token over HTTP
-    op: str  # login, token create, cursor move, playback, read, ...
+    op: str  # login, token create, topic delete, archive promote, cursor move, ...
     what: str  # the token, topic, consumer or address
     note: str = ""  # more about it
 

@@ -106,6 +106,7 @@ class SeekOptions:
     again: bool = False  # read events a second time
     is_archive: bool = False  # which never holds an event twice
     why: str = ""  # for the audit
+    who: str = ""  # for the audit; user@host by default
 
 
 def plan_seek(context: Context, pipeline: Pipeline, wanted: SeekOptions) -> list[PositionMove]:
@@ -136,7 +137,7 @@ def seek(context: Context, pipeline: Pipeline, wanted: SeekOptions) -> list[Posi
         plan = _plan(context, pipeline, (partition, held, to), wanted)
         note = f"from {plan.position or 'nothing'} to {to}" + (f": {wanted.why}" * bool(wanted.why))
         kind = "archive seek" if wanted.is_archive else "pump seek"
-        record_action(context, kind, f"{pipeline.name}: {partition.text}", note)
+        record_action(context, kind, f"{pipeline.name}: {partition.text}", note, wanted.who)
         moves.append(work.move(partition, held, to, wanted))
     return moves
 

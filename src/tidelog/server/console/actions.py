@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidelog.api.archives import ArchiveHandle
-from tidelog.coordination.audit import record_action
 from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.model.archive import Archive
@@ -96,8 +95,7 @@ class ActionPages:
             "incarnation": archive.info.incarnation,
             **preview.args,
         }
-        who = visit.session.who
-        record_action(self._home.context, f"archive {action}", f"archive {archive.name}", who=who)
+        who = self._home.reason(who=visit.session.who or None).who
         self._jobs.start(action, preview.what, args, who)
         return Redirect("/console/jobs")
 
@@ -403,11 +401,11 @@ def _run(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     status = archive.status()
     if status.drivers:
         job.tell("asked the driver that follows it to write what waits")
-        left = archive.flush(_FLUSH_S)
+        left = archive.flush(_FLUSH_S, who=job.who)
         if left:
             return f"still waiting for {len(left)} partitions: {', '.join(left[:5])}"
         return "the driver has written everything that waited"
-    done = archive.run(stop=job.stop, on_cycle=_counting(job, status.lag))
+    done = archive.run(stop=job.stop, on_cycle=_counting(job, status.lag), who=job.who)
     return (
         f"{counted(done.events, 'event')} archived in {counted(done.files, 'file')}, "
         f"{counted(done.dead, 'dead letter')}"
@@ -420,7 +418,7 @@ def _backfill(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     building = archive.info.building
     if building is not None:
         total -= sum(each.events for each in archive.status(building).partitions)
-    how = BackfillOptions(stop=job.stop, on_cycle=_counting(job, max(0, total)))
+    how = BackfillOptions(stop=job.stop, on_cycle=_counting(job, max(0, total)), who=job.who)
     how["parser"] = args["parser"] or None
     how["granularity"] = args["granularity"] or None
     how["format"] = args["format"] or None
@@ -435,7 +433,7 @@ def _backfill(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
 
 def _redo(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     total = sum(each.events for each in archive.status().partitions)
-    how = RedoOptions(stop=job.stop, on_cycle=_counting(job, total))
+    how = RedoOptions(stop=job.stop, on_cycle=_counting(job, total), who=job.who)
     how["parser"] = args["parser"] or None
     done = archive.redo(
         dates=_words(args["dates"]),
@@ -451,16 +449,17 @@ def _redo(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
 
 def _promote(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     job.tell("bringing it up to the live one")
-    return f"generation {archive.promote().generation} is the live one"
+    return f"generation {archive.promote(who=job.who).generation} is the live one"
 
 
 def _rollback(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     job.tell("bringing it up to the live one")
-    return f"generation {archive.rollback(int(args['generation'])).generation} is the live one"
+    done = archive.rollback(int(args["generation"]), who=job.who)
+    return f"generation {done.generation} is the live one"
 
 
 def _drop(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
-    archive.drop(int(args["generation"]))
+    archive.drop(int(args["generation"]), who=job.who)
     return f"generation {args['generation']} and its files are deleted"
 
 
@@ -473,7 +472,7 @@ def _replay(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
         tried += report.events
         job.tell(f"{tried:,} of {total:,} dead letters tried", 100 * tried / (total or 1))
 
-    done = archive.replay(parser=args["parser"], stop=job.stop, on_cycle=on_cycle)
+    done = archive.replay(parser=args["parser"], stop=job.stop, on_cycle=on_cycle, who=job.who)
     return (
         f"{counted(done.tried, 'dead letter')} tried, {done.replayed:,} archived now, "
         f"{done.dead:,} still dead"
@@ -481,7 +480,7 @@ def _replay(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
 
 
 def _finalize(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
-    done = archive.finalize(args["delay"])
+    done = archive.finalize(args["delay"], who=job.who)
     if done.watermark_ms is None:
         return "no date folder is complete yet"
     marked = counted(len(done.notices), "date folder")
@@ -489,7 +488,7 @@ def _finalize(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
 
 
 def _register(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
-    done = archive.tables.register(args["table"], keep=bool(args["keep"]))
+    done = archive.tables.register(args["table"], keep=bool(args["keep"]), who=job.who)
     return "; ".join(
         f"{each.table}: {counted(each.files, 'file')} with {counted(each.events, 'event')} added"
         for each in done

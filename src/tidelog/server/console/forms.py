@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from tidelog.coordination.audit import WHY_MAX, record_action
+from tidelog.coordination.audit import WHY_MAX
 from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.model import limits
@@ -85,10 +85,7 @@ class FormPages:
         if form.errors or partitions is None or slot_ms is None:
             return _show_topic_form(form)
         try:
-            record_action(
-                self._home.context, "topic create", f"topic {name}", who=visit.session.who
-            )
-            self._home.create_topic(name, partitions, slot=slot_ms)
+            self._home.create_topic(name, partitions, slot=slot_ms, who=visit.session.who)
         except AlreadyExistsError:
             form.errors["name"] = f"topic `{name}`: exists already: choose another name"
             return _show_topic_form(form, 409)

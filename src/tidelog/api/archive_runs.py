@@ -1,7 +1,7 @@
-"""Where the metrics of archives go: a file for a collector, a StatsD server, a Kafka group.
+"""Runs of archives: their options, and where their metrics go.
 
-``ArchiveRunOptions`` names them for a run of an archive. :class:`RunMetrics` then writes them after
-cycles, at most every 15 seconds, and when the run ends.
+Metrics go to a file for a collector, a StatsD server or a Kafka group: ``ArchiveRunOptions`` names
+them. :class:`RunMetrics` writes them after cycles, at most every 15 seconds, and when the run ends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tidelog.api.pipelines import RunOptions
+from tidelog.archive.archive import FormatOptions
 from tidelog.archive.metrics import statsd_lines
 from tidelog.archive.status import WaitingTimes
 from tidelog.clock import Clock
@@ -20,6 +21,10 @@ from tidelog.pipeline.base import CycleReport
 
 __all__ = [
     "ArchiveRunOptions",
+    "BackfillOptions",
+    "DeadLetterOptions",
+    "RecordedRunOptions",
+    "RedoOptions",
     "RunMetrics",
     "check_metrics_file",
     "send_statsd",
@@ -36,6 +41,33 @@ class ArchiveRunOptions(RunOptions, total=False):
     metrics_file: str | os.PathLike[str] | None  # kept up to date with Prometheus metrics
     statsd: str | None  # HOST:PORT of a server that gets the metrics, as gauges
     kafka_group: str | None  # a consumer group whose offsets follow the positions
+    who: str  # for the audit; default: the run leaves no record
+
+
+class RecordedRunOptions(RunOptions, total=False):
+    """How a run goes that leaves a record in the home's audit, such as a restore."""
+
+    who: str  # default: user@host
+
+
+class BackfillOptions(FormatOptions, RecordedRunOptions, total=False):
+    """How a backfill writes files, and how it runs."""
+
+
+class RedoOptions(RecordedRunOptions, total=False):
+    """What a redo changes, and how it runs. Without a value: as the archive does."""
+
+    parser: str | None
+    transform: str | None
+
+
+class DeadLetterOptions(RecordedRunOptions, total=False):
+    """How dead letters are tried again. Without a value: as the archive does."""
+
+    generation: int | None
+    parser: str
+    granularity: str | None
+    time_zone: str | None
 
 
 def check_metrics_file(file: Path) -> None:
