@@ -25,6 +25,7 @@ WORKING = (  # rooms and modules that do work; values that calls return may come
     "tidelog.coordination.tokens",
     "tidelog.journal.amend",
     "tidelog.journal.compile",
+    "tidelog.journal.listing.list_journals",
     "tidelog.log.consumer.leases",
     "tidelog.log.maintenance.sweep",
     "tidelog.log.partition_reader",

@@ -166,19 +166,23 @@ class JournalCalls(ABC):
         start: Time = None,
         end: Time = None,
         *,
+        begin: tuple[int, int] = (0, 0),
         presign: str | int | None = None,
     ) -> Iterator[JournalEntry]:
         """Yields the journals and runs with events of ``[start, end)``, for readers without
         Tidelog.
 
-        By default of all times. ``presign`` is how long their URLs stay valid, such as ``1h``.
+        By default of all times. They come by partition and offset, from the partition and offset
+        ``begin`` on. ``presign`` is how long their URLs stay valid, such as ``1h``.
 
         >>> [entry.events for entry in home.journals("orders")]
         [3]
+        >>> list(home.journals("orders", begin=(0, 3)))
+        []
         """
         times = whole_range(start, end, self.context.clock.now_ms())
         expires_s = None if presign is None else presign_s(presign)
-        return list_journals(self.context, self.topic(topic), times, expires_s=expires_s)
+        return list_journals(self.context, self.topic(topic), times, begin, expires_s)
 
     def recover_topic(
         self,

@@ -89,17 +89,17 @@ def list_journals(
     context: Context,
     topic: Topic,
     times: TimeRange | None = None,
-    after: tuple[int, int] = (0, 0),
+    begin: tuple[int, int] = (0, 0),
     expires_s: int | None = None,
 ) -> Iterator[JournalEntry]:
     """Yields those that hold events of a range of times, by partition and offset, as they are now.
 
-    Starts at the partition and offset ``after``. With ``expires_s``, each has a URL that anyone can
+    Starts at the partition and offset ``begin``. With ``expires_s``, each has a URL that anyone can
     use for that long. Lazy.
     """
-    for partition in range(after[0], topic.partitions):
+    for partition in range(begin[0], topic.partitions):
         head, _ = read_head(context, topic, partition)
-        at = max(head.start, after[1] if partition == after[0] else 0)
+        at = max(head.start, begin[1] if partition == begin[0] else 0)
         while at < head.next:
             at, runs, amended = _page(context, topic, partition, at)
             if not runs:

@@ -7,6 +7,7 @@ tokens, the address that asks.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -18,10 +19,10 @@ from tidelog.codec.event_json import event_lines
 from tidelog.erasure.delete import DeleteResult
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.journal.listing import JournalEntry, list_journals
+from tidelog.journal.listing import JournalEntry
 from tidelog.model.event import check_timestamp
 from tidelog.model.limits import TIMESTAMP_MS_END
-from tidelog.model.playback import TimeRange, whole_range
+from tidelog.model.playback import whole_range
 from tidelog.server.api.read import limit_of
 from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import TooLargeError, encode
@@ -155,15 +156,12 @@ class ByIdHandlers:
         self, name: str, after: _After, limit: int, expires_s: int | None
     ) -> list[JournalEntry]:
         """Returns one more than the page may have, if there are more."""
-        topic = self._home.topic(name)
-        times = TimeRange(after.start_ms, after.end_ms)
-        place = (after.partition, after.offset)
-        entries = []
-        for entry in list_journals(self._home.context, topic, times, place, expires_s):
-            entries.append(entry)
-            if len(entries) > limit:
-                break
-        return entries
+        begin = (after.partition, after.offset)
+        presign = None if expires_s is None else f"{expires_s}s"
+        times = after.start_ms, after.end_ms
+        return list(
+            islice(self._home.journals(name, *times, begin=begin, presign=presign), limit + 1)
+        )
 
 
 def _page(
