@@ -15,14 +15,21 @@ from pyspark.sql import SparkSession
 from tests.playback.test_playback_sinks import serving
 from tests.support.playback_stage import T0, Stage
 from tidelog import Event, Home
-from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError
+from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError, UnavailableError
 from tidelog.home import create_home
+from tidelog.model.event import from_iso
 from tidelog.model.playback import Pin, TimeRange
-from tidelog.playback.play import PlaybackOptions, SlotCount
+from tidelog.playback.play import PlaybackOptions, PlaybackResult, SlotCount
 from tidelog.playback.request import pin_topic
 from tidelog.settings import load_settings
 from tidelog.spark import playback as parallel
-from tidelog.spark.playback import WindowTask, plan_windows, play_parallel, run_window
+from tidelog.spark.playback import (
+    PlayedWindow,
+    WindowTask,
+    plan_windows,
+    play_parallel,
+    run_window,
+)
 
 SLOTS, EACH = 60, 20
 
@@ -106,6 +113,32 @@ def test_a_task_needs_nothing_but_the_store(home: Home, tmp_path: Path) -> None:
     times, runs = windows[0]
     gone = WindowTask("t", 1_000, times, runs, bounds, home.store.url, "null:", "id")
     assert isinstance(run_window(gone).error, NotFoundError)
+
+
+def test_error_says_what_is_played_already(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+
+    def run(_: object, tasks: list[WindowTask]) -> list[PlayedWindow]:
+        runs.append(len(tasks))
+        if len(runs) == 3:
+            raise UnavailableError("Spark: the job failed: play again", job="failed")
+        return [run_window(task) for task in tasks]
+
+    monkeypatch.setattr(parallel, "_run", run)
+    monkeypatch.setattr(parallel, "_TASK_BYTES", 1_000)
+    monkeypatch.setattr(parallel, "_TASKS_EACH", 1)
+    monkeypatch.setattr(parallel, "cores_of", lambda _: 2)
+    pin, how = pinned(home), PlaybackOptions()
+
+    def play(pin: Pin) -> PlaybackResult:
+        return play_parallel(home.context, None, home.topic("t"), pin, "topic:u", how)  # type: ignore[arg-type]
+
+    with pytest.raises(UnavailableError, match="play the rest by starting at ") as caught:
+        play(pin)
+    rest = from_iso(str(caught.value).rpartition(" ")[2])
+    play(pin_topic(home.context, home.topic("t"), TimeRange(rest, pin.range.end_ms)))
+    events = [event for p in range(2) for event in home.read("u", p)]
+    assert Counter((event.value or b"").decode() for event in events) == wanted()
 
 
 @pytest.mark.spark

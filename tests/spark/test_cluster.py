@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.spark import SparkCluster
+from tests.servers.spark import ROOT, SparkCluster
+from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.api.spark_workers import FOLDER, pack_environment
 
@@ -43,6 +44,7 @@ SCRIPT = """
 import json, os, sys
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
+from tests.spark.test_notes import folder_of
 from tidelog.spark import register
 
 settings, home, folder = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -62,6 +64,8 @@ query = (
 )
 query.awaitTermination()
 print(json.dumps({"processes": len({pid for pid, _ in hosts}), "rows": sum(n for _, n in hosts)}))
+notes = spark.range(0, 2, 1, 2).mapInArrow(folder_of, "folder string").collect()
+print(json.dumps([row.folder for row in notes]))
 spark.stop()
 """
 
@@ -81,13 +85,17 @@ def test_executors_read_and_write_a_home_on_sqlite(
             *(str(tmp_path / "home"), str(tmp_path / "checkpoint")),
         ],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"processes": 2, "rows": 200}
+    counted, notes = map(json.loads, done.stdout.splitlines()[-2:])
+    assert counted == {"processes": 2, "rows": 200}
+    assert len(set(notes)) == 2
+    until(lambda: not any(map(os.path.exists, notes)), 60)  # workers remove them with the session
     events = [event for partition in range(3) for event in home.read("copy", partition)]
     expected = [f"{run} {n}".encode() for run in range(4) for n in range(50)]
     assert sorted(event.value or b"" for event in events) == sorted(expected)

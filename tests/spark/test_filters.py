@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -46,7 +47,9 @@ def reader_of(home: Home, *filters: ds.Filter) -> tuple[TidelogFilterReader, lis
     given = {"home": home.config, "topic": "orders", "columns": "partition,offset"}
     wanted = arrow_schema(spark_schema(read_columns(given)))
     reader = TidelogFilterReader(read_options(given, BATCH_READ), wanted, RandomIds().new())
-    return reader, reader.pushFilters(list(filters))
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_LOCAL_DIRS", folder)  # as Spark does for its Python workers
+        return reader, reader.pushFilters(list(filters))
 
 
 def read_with(home: Home, *filters: ds.Filter) -> tuple[list[tuple[int, int]], int]:

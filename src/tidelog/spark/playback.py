@@ -52,6 +52,7 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.model import layout
+from tidelog.model.event import to_iso
 from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.pipeline import Manifest
 from tidelog.model.playback import Cursor, Pin, TimeRange
@@ -103,15 +104,32 @@ def play_parallel(
         for first in range(0, len(tasks), cores * _TASKS_EACH):
             if how.stopped():
                 break
-            for window in _run(session, tasks[first : first + cores * _TASKS_EACH]):
-                played.left_out += target.publish(window, played.events)
-                played.events += window.events
-                played.slots += len(window.slots)
-                played.last = window.last or played.last
-                for slot in window.slots:
-                    how.on_slot(slot)
+            with _say_played(played):
+                for window in _run(session, tasks[first : first + cores * _TASKS_EACH]):
+                    played.left_out += target.publish(window, played.events)
+                    played.events += window.events
+                    played.slots += len(window.slots)
+                    played.last = window.last or played.last
+                    for slot in window.slots:
+                        how.on_slot(slot)
     played.finished = not how.stopped()
     return played
+
+
+@contextlib.contextmanager
+def _say_played(played: PlaybackResult) -> Iterator[None]:
+    """Adds to an error which events are in the target already, so that they are not repeated."""
+    try:
+        yield
+    except TidelogError as exc:
+        if played.last is None:
+            raise
+        rest = to_iso(played.last.time_ms + 1)
+        raise type(exc)(
+            f"{exc}; {played.events} events before {rest} were already played: play the rest by "
+            f"starting at {rest}",
+            **exc.context,
+        ) from exc
 
 
 def plan_windows(

@@ -13,7 +13,6 @@ as it is, and the table must be loaded again to see later deletes.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -44,6 +43,7 @@ from tidelog.settings import Settings, config_string
 from tidelog.spark.columns import arrow_schema, spark_schema
 from tidelog.spark.failures import one_line, worker_name
 from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter, push
+from tidelog.spark.notes import note_path
 from tidelog.spark.options import (
     BATCH_READ,
     BATCH_WRITE,
@@ -189,7 +189,7 @@ class TidelogFilterReader(TidelogReader):
 
     def __init__(self, options: ReadOptions, wanted: pa.Schema, load: str) -> None:
         super().__init__(options, wanted)
-        self._note = Path(tempfile.gettempdir()) / f"tidelog-filters-{load}"
+        self._load = load
 
     @one_line()
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802
@@ -198,11 +198,12 @@ class TidelogFilterReader(TidelogReader):
         Raises ``InvalidError`` if the table was already used with other filters.
         """
         digest = hashlib.sha256("\n".join(sorted(map(repr, filters))).encode()).digest()
+        note = note_path(f"filters-{self._load}")
         try:
-            with self._note.open("xb") as file:
+            with note.open("xb") as file:
                 file.write(digest)
         except FileExistsError:
-            if self._note.read_bytes() != digest:
+            if note.read_bytes() != digest:
                 raise InvalidError(
                     "option pushFilters: this table was already used with other filters, and Spark "
                     "would mix them up: load it again for each query, or leave the option out"

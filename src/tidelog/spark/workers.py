@@ -18,6 +18,7 @@ not moved: each keeps its offset, in its partition and in order. Anything else i
 an archive's ranges stay what they say they are:
 
 1. the reading half of a task notes the offsets that it returned, in a file of that task alone
+   (``spark/notes.py``)
 2. the writing half gets rows, whose offsets must rise
 3. at the end it looks for the note of its own task: a function that shuffles, sorts over
    partitions, caches or truncates its input has none
@@ -34,7 +35,6 @@ import functools
 import importlib
 import pickle
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -65,6 +65,7 @@ from tidelog.pipeline.base import (
 )
 from tidelog.spark.columns import arrow_schema, floored_times, spark_schema
 from tidelog.spark.failures import cause_of, job_error
+from tidelog.spark.notes import note_path
 from tidelog.spark.session import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -170,13 +171,48 @@ def _apply(name: str, events: DataFrame) -> DataFrame:
     return result.select(*EVENT_SCHEMA.names)
 
 
+Offsets = npt.NDArray[np.int64]
+
+
 class _Note(NamedTuple):
     """What a reading half has returned."""
 
     end: str
-    offsets: npt.NDArray[np.int64]
+    offsets: _OffsetRuns
     mark: bytes  # for the source to read later
     left_out: int  # events skipped because they were erased
+
+
+class _OffsetRuns(NamedTuple):
+    """Rising offsets as ranges without holes: most often a single one."""
+
+    starts: Offsets
+    ends: Offsets  # exclusive
+
+    @classmethod
+    def of(cls, offsets: Offsets) -> _OffsetRuns:
+        is_new = np.diff(offsets) != 1
+        some = np.full(min(1, len(offsets)), True)
+        starts = offsets[np.concatenate([some, is_new])]
+        return cls(starts, offsets[np.concatenate([is_new, some])] + 1)
+
+    @classmethod
+    def joined(cls, runs: Sequence[_OffsetRuns]) -> _OffsetRuns:
+        none = np.empty(0, np.int64)
+        return cls(
+            np.concatenate([none, *(each.starts for each in runs)]),
+            np.concatenate([none, *(each.ends for each in runs)]),
+        )
+
+    @property
+    def total(self) -> int:
+        return int((self.ends - self.starts).sum())
+
+    def missing(self, offsets: Offsets) -> Offsets:
+        """Returns those of rising offsets that are not in it."""
+        places = np.searchsorted(self.starts, offsets, "right")
+        ends = np.concatenate([np.zeros(1, np.int64), self.ends])
+        return offsets[offsets >= ends[places]]
 
 
 class _LargeRows(NamedTuple):
@@ -198,7 +234,8 @@ def _read(
         for number in batch.column(0).to_pylist():
             task: Task = pickle.loads(blobs[number])  # noqa: S301 - our own bytes
             note = _note_path(task)
-            end, offsets, left_out = task.range.start, [np.empty(0, np.int64)], 0
+            end, left_out = task.range.start, 0
+            offsets: list[_OffsetRuns] = []
             marks: list[bytes] = []
             large = 0
             try:
@@ -213,14 +250,14 @@ def _read(
                             note.write_bytes(pickle.dumps(_LargeRows(number)))
                             return
                         yield from (part.cast(wanted) for part in _bounded(rows, sizes))
-                        offsets.append(rows.column("offset").to_numpy())
+                        offsets.append(_OffsetRuns.of(rows.column("offset").to_numpy()))
                     end = chunk.position
                     marks.append(chunk.note)
             except Exception as exc:  # noqa: BLE001 - reported by the writing half, for its range
                 what = f"source partition `{task.range.partition.text}`"
                 note.write_bytes(pickle.dumps(unexpected(what, exc)))
                 return
-            given = _Note(end, np.concatenate(offsets), b"".join(marks), left_out)
+            given = _Note(end, _OffsetRuns.joined(offsets), b"".join(marks), left_out)
             note.write_bytes(pickle.dumps(given))
 
 
@@ -257,6 +294,8 @@ def _write(blobs: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterato
     except TidelogError as exc:
         yield _outcome(TaskOutcome(task.range.partition, error=exc, cut=task.cut))
         return
+    finally:
+        _note_path(task).unlink(missing_ok=True)
     if isinstance(produced, _LargeRows):
         yield _outcome(produced)
     else:
@@ -291,10 +330,10 @@ def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput | _Lar
     note = _read_note(task)
     if isinstance(note, _LargeRows):
         return note
-    strange = np.setdiff1d(np.concatenate(written), note.offsets, assume_unique=True)
+    strange = note.offsets.missing(np.concatenate(written))
     if len(strange):
         raise _rule_error(task, f"offset {int(strange[0])} is not one that was read")
-    read = len(note.offsets) + note.left_out
+    read = note.offsets.total + note.left_out
     return TaskOutput(note.end, read, with_left_out(staged, note.left_out), note.mark)
 
 
@@ -319,11 +358,9 @@ def _as_events(task: Task, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _read_note(task: Task) -> _Note | _LargeRows:
-    """Reads and deletes the note of this task's reading half."""
-    path = _note_path(task)
+    """Returns the note of this task's reading half."""
     try:
-        found = pickle.loads(path.read_bytes())  # noqa: S301 - our own bytes
-        path.unlink()
+        found = pickle.loads(_note_path(task).read_bytes())  # noqa: S301 - our own bytes
     except FileNotFoundError:
         raise _rule_error(task, "it was not read to its end by the task that wrote it") from None
     if isinstance(found, TidelogError):
@@ -333,9 +370,8 @@ def _read_note(task: Task) -> _Note | _LargeRows:
 
 
 def _note_path(task: Task) -> Path:
-    """Returns a path on the local disk, unique to this attempt of this task."""
-    attempt = task.staging.replace("/", "-")
-    return Path(tempfile.gettempdir()) / f"tidelog-{attempt}-{_context().taskAttemptId()}"
+    """Returns the path of a note that is unique to this attempt of this task."""
+    return note_path(f"{task.staging.replace('/', '-')}-{_context().taskAttemptId()}")
 
 
 def _rule_error(task: Task, problem: str) -> InvalidError:
