@@ -83,6 +83,9 @@ class LogSettings:
             )
 
 
+_LOG = LogSettings()
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """All settings, as plain values that pickle, so that they reach Spark's executors."""
@@ -98,11 +101,11 @@ class Settings:
     cache_bytes: int = 64 << 20  # shared by the readers of a process; a few segments of 8 MiB
 
     linger_ms: int = -1  # how long a producer collects; -1: 5 for a folder, 250 for a remote store
-    segment_bytes: int = 8 << 20  # a flush of this size does not wait longer
-    buffer_bytes: int = 64 << 20  # limit of a producer's buffer; a full one blocks
-    event_bytes_max: int = 1 << 20  # larger events are refused
-    lease_ttl_ms: int = 10_000  # a consumer or driver silent for longer loses its partitions
-    max_poll_interval_ms: int = 300_000  # a handler slower than this loses its leases
+    segment_bytes: int = _LOG.segment_bytes  # a flush of this size does not wait longer
+    buffer_bytes: int = _LOG.buffer_bytes  # limit of a producer's buffer; a full one blocks
+    event_bytes_max: int = _LOG.event_bytes_max  # larger events are refused
+    lease_ttl_ms: int = _LOG.lease_ttl_ms  # silent for longer: loses its partitions
+    max_poll_interval_ms: int = _LOG.max_poll_interval_ms  # a slower handler loses its leases
 
     def __post_init__(self) -> None:
         self.backoff()

@@ -14,6 +14,7 @@ from tidelog.erasure.proof import Proof, record_proof
 from tidelog.erasure.proof_search import prove_erased_from_archive
 from tidelog.errors import InvalidError
 from tidelog.maintenance.purge import ArchivedEvents, ErasureWatch, erase_archived_and_prove
+from tidelog.model import defaults
 from tidelog.model.times import duration_ms
 from tidelog.settings import check_options
 
@@ -84,7 +85,7 @@ class ErasableArchive(ArchiveView):
         archive = self.reload()
         if not prove:
             return erase_archived(context, archive, because, wanted, key)
-        wait_ms = duration_ms(options.get("wait") or "10s")
+        wait_ms = duration_ms(options.get("wait") or defaults.ERASE_WAIT)
         watch, events = options.get("watch") or ErasureWatch(), ArchivedEvents(archive, wanted, key)
         proof = erase_archived_and_prove(context, events, because, wait_ms, watch)
         record_proof(context, archive, proof, because)

@@ -53,6 +53,7 @@ from tidelog.connectors.source import waits
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.errors import CorruptError, FencedError, InvalidError, contained
+from tidelog.model import defaults
 from tidelog.model.archive import Archive, ArchiveFormat, RedoPart, Start
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport, LocalWorkers
@@ -212,7 +213,7 @@ class ArchiveHandle(ErasableArchive):
                 return each.generation if each.generation != before.generation else None
         return None
 
-    def flush(self, timeout_s: float = 60.0, *, who: str = "") -> list[str]:
+    def flush(self, timeout_s: float = defaults.FLUSH_TIMEOUT_S, *, who: str = "") -> list[str]:
         """Have the driver that follows the archive write what waits, and wait for it.
 
         Returns the source partitions that still wait when the time is over: none is success. The
@@ -509,7 +510,7 @@ class ArchiveHandle(ErasableArchive):
 
     def finalize(
         self,
-        delay: str | int = "1h",
+        delay: str | int = defaults.FINALIZE_DELAY,
         *,
         notify: str = "",
         dry_run: bool = False,

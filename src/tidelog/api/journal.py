@@ -28,6 +28,7 @@ from tidelog.journal.lost_topics import LostTopic
 from tidelog.journal.recover import RecoverReport, recover_topic
 from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
 from tidelog.log.topics import list_topics
+from tidelog.model import defaults
 from tidelog.model.event import Event
 from tidelog.model.limits import PRESIGN_SECONDS_MAX
 from tidelog.model.playback import Time, whole_range
@@ -191,7 +192,7 @@ class JournalCalls(ABC):
         dry_run: bool = False,
         incarnation: str | None = None,
         partitions: int | None = None,
-        slot: str | int = "1s",
+        slot: str | int = defaults.TOPIC_SLOT,
         include: Collection[str] = (),
     ) -> RecoverReport:
         """Appends events of objects that the catalog has lost, except those that the topic has.

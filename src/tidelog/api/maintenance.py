@@ -33,6 +33,7 @@ from tidelog.log.maintenance.trim import BeforeTime, TrimResult, TrimTo, before_
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
 from tidelog.log.readers import Past, check_readers
 from tidelog.log.status import read_heads
+from tidelog.model import defaults
 from tidelog.model.event import check_timestamp
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
@@ -250,7 +251,7 @@ class MaintenanceCalls(ABC):
         context = self._with_tasks(
             f"erase {topic}", options.get("spark"), options.get("spark_conf")
         )
-        wait_ms = duration_ms(options.get("wait") or "10s")
+        wait_ms = duration_ms(options.get("wait") or defaults.ERASE_WAIT)
         watch = options.get("watch") or ErasureWatch()
         wanted = [ids] if isinstance(ids, str) else list(ids)
         found = self.topic(topic)
@@ -312,7 +313,7 @@ class MaintenanceCalls(ABC):
         topic: str,
         grace: str | int = "0s",
         *,
-        wait: str | int = "10s",
+        wait: str | int = defaults.ERASE_WAIT,
         watch: ErasureWatch | None = None,
         spark: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
@@ -393,7 +394,7 @@ class MaintenanceCalls(ABC):
         self,
         budget_s: float = 300.0,
         *,
-        grace: str | int | None = "1h",
+        grace: str | int | None = defaults.SWEEP_GRACE,
         policy: CompilePolicy | None = None,
         spark: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
@@ -487,7 +488,9 @@ class MaintenanceCalls(ABC):
         with freeing(self.catalog):
             return trim_topic(self.context, found, wanted, check)
 
-    def sweep(self, grace: str | int = "1h", *, accept_loss: Iterable[str] = ()) -> SweepReport:
+    def sweep(
+        self, grace: str | int = defaults.SWEEP_GRACE, *, accept_loss: Iterable[str] = ()
+    ) -> SweepReport:
         """Delete objects that nothing refers to and that are older than ``grace``.
 
         Covers topics, archives and pipelines. An error of an archive is raised when the rest is

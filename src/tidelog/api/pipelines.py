@@ -27,6 +27,7 @@ from tidelog.log.consumer.handler import (
     HandlerSettings,
     dead_letter_to,
 )
+from tidelog.model import defaults
 from tidelog.model.archive import Start
 from tidelog.model.event import Event
 from tidelog.model.pipeline import NamedPipeline
@@ -297,8 +298,8 @@ class PumpHandle:
             opened = open_pump(self._context, pump_options(self.info), LocalWorkers())
         workers = open_workers(self.name, spark, options.get("spark_conf"))
         pipeline = dataclasses.replace(opened, workers=workers, rate=options.get("rate"))
-        age_ms = duration_ms(options.get("max_age", "1s"))
-        policy = FilePolicy(options.get("max_bytes", 64_000_000), age_ms)
+        age_ms = duration_ms(options.get("max_age", defaults.PUMP_BATCH_AGE))
+        policy = FilePolicy(options.get("max_bytes", defaults.PUMP_BATCH_BYTES), age_ms)
         start = options.get("start", "earliest")
         how = driver_options(options, follow=follow, policy=policy, start=start)
         how.flush_on_stop = options.get("flush_on_stop", True)

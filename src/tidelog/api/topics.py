@@ -28,6 +28,7 @@ from tidelog.log.topics import (
     find_topic,
     list_topics,
 )
+from tidelog.model import defaults
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic, partition_for
 
@@ -55,9 +56,9 @@ class TopicCalls(ABC):
         name: str,
         partitions: int = 1,
         *,
-        slot: str | int = "1s",
+        slot: str | int = defaults.TOPIC_SLOT,
         notify: Iterable[str] = (),
-        max_latency_ms: int = 1_000,
+        max_latency_ms: int = defaults.NOTIFY_LATENCY_MS,
         who: str = "",
     ) -> Topic:
         """Create a topic and return it; its partitions are fixed for good.

@@ -59,7 +59,7 @@ from tidelog.errors import (
     TidelogError,
     UnavailableError,
 )
-from tidelog.model import layout
+from tidelog.model import defaults, layout
 from tidelog.model.address import address_below, parse_address
 from tidelog.model.archive import Archive, ArchiveFormat, Start, check_archive_name, numbered
 from tidelog.model.event import to_iso
@@ -431,9 +431,9 @@ def archive_record(
         root=root,
         created_ms=context.clock.now_ms(),
         makings={1: made},
-        max_bytes=options.get("max_bytes", 200_000_000),
-        max_age_ms=duration_ms(options.get("max_age", "1h")),
-        dead_share_max=options.get("dead_share", 0.1),
+        max_bytes=options.get("max_bytes", defaults.ARCHIVE_FILE_BYTES),
+        max_age_ms=duration_ms(options.get("max_age", defaults.ARCHIVE_FILE_AGE)),
+        dead_share_max=options.get("dead_share", defaults.DEAD_SHARE),
         start=options.get("start", "earliest"),
     )
 

@@ -70,12 +70,13 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.notify_targets import open_target, shown_target
-from tidelog.model import layout, limits
+from tidelog.model import defaults, layout, limits
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, DateFolder, encode_success
 from tidelog.model.event import to_iso
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Totals
+from tidelog.model.times import duration_ms
 from tidelog.pipeline.date_folders import DateFolders, FolderCounter
 from tidelog.pipeline.source_partitions import track
 from tidelog.store.base import Store
@@ -89,7 +90,7 @@ _ATTEMPTS = 50  # of a write that conflicts
 class FinalizeOptions:
     """How to finalize."""
 
-    delay_ms: int = 3_600_000  # how late events may be
+    delay_ms: int = duration_ms(defaults.FINALIZE_DELAY)  # how late events may be
     notify: str = ""  # URL to notify
     dry_run: bool = False
 

@@ -25,7 +25,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
     contained,
 )
-from tidelog.model import layout
+from tidelog.model import defaults, layout
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.times import duration_ms
 from tidelog.model.token import (
@@ -88,7 +88,7 @@ class Tokens:
         return create_token(self._context, grants, label, expires_ms, who)
 
     def rotate(
-        self, token_id: str, overlap: str | int = "1h", *, who: str = ""
+        self, token_id: str, overlap: str | int = defaults.ROTATION_OVERLAP, *, who: str = ""
     ) -> tuple[Token, str]:
         """Returns a token with the same grants and label, and its text.
 

@@ -50,11 +50,11 @@ from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.compile_tasks import compile_by_tasks
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.topics import list_topics
-from tidelog.model import layout
+from tidelog.model import defaults, layout
 from tidelog.model.decoding import Persisted
 from tidelog.model.event import to_iso
 from tidelog.model.partition_rows import decode_row, encode_row
-from tidelog.model.times import duration_text
+from tidelog.model.times import duration_ms, duration_text
 from tidelog.model.topic import Topic
 
 __all__ = [
@@ -77,8 +77,8 @@ _WAITING_MAX = 1_000  # tickets; the row has a limit
 class Rate:
     """When tickets are added and dropped."""
 
-    every_ms: int = 600_000
-    discard_ms: int = 3_600_000
+    every_ms: int = duration_ms(defaults.SCRIBE_EVERY)
+    discard_ms: int = duration_ms(defaults.SCRIBE_DISCARD)
 
     def __post_init__(self) -> None:
         if self.every_ms < 1:
@@ -182,9 +182,9 @@ class ScribeOptions:
 
     rate: Rate = field(default_factory=Rate)
     policy: CompilePolicy = field(default_factory=CompilePolicy)
-    budget_ms: int = 300_000  # of one turn; a running swap is finished
-    grace_ms: int | None = 3_600_000  # of its sweeps; None: no sweeps
-    sweep_every_ms: int = 3_600_000
+    budget_ms: int = duration_ms(defaults.SCRIBE_BUDGET)  # of one turn; a running swap is finished
+    grace_ms: int | None = duration_ms(defaults.SWEEP_GRACE)  # of its sweeps; None: no sweeps
+    sweep_every_ms: int = duration_ms(defaults.SWEEP_EVERY)
     max_amendments: int | None = None  # of one turn; the swap that reaches it is the last
 
     def __post_init__(self) -> None:

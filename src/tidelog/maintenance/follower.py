@@ -23,8 +23,10 @@ from tidelog.errors import FencedError, NotFoundError, TidelogError, contained, 
 from tidelog.log.notifier import repair
 from tidelog.log.notify_targets import open_target
 from tidelog.log.topics import list_topics
+from tidelog.model import defaults
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
@@ -38,7 +40,7 @@ _LOOK_S = 2.0  # between looks for new archives and pumps
 _REPAIR_S = 10.0  # between rounds of notifications
 _WAIT_MAX_S = 60.0  # before one that fails is retried
 _TELL_S = 5.0  # between reports of an unchanged state
-_PUMP_POLICY = FilePolicy(64_000_000, 1_000)
+_PUMP_POLICY = FilePolicy(defaults.PUMP_BATCH_BYTES, duration_ms(defaults.PUMP_BATCH_AGE))
 
 _Key = tuple[str, ...]
 

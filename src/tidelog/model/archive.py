@@ -24,11 +24,12 @@ from typing import Any, Literal
 import msgspec
 
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.model import limits
+from tidelog.model import defaults, limits
 from tidelog.model.address import address_below
 from tidelog.model.decoding import Persisted
 from tidelog.model.event import to_iso
 from tidelog.model.pipeline import Begin, Gap, Progress, offsets_between
+from tidelog.model.times import duration_ms
 
 __all__ = [
     "Account",
@@ -134,9 +135,9 @@ class Archive(Persisted, frozen=True):
     root: str  # the archive's folder in it
     created_ms: int
     makings: dict[int, ArchiveFormat]  # by generation
-    max_bytes: int = 200_000_000
-    max_age_ms: int = 3_600_000
-    dead_share_max: float = 0.1
+    max_bytes: int = defaults.ARCHIVE_FILE_BYTES
+    max_age_ms: int = duration_ms(defaults.ARCHIVE_FILE_AGE)
+    dead_share_max: float = defaults.DEAD_SHARE
     generation: int = 1  # the live one, which readers see
     newest: int = 1  # the highest that was ever started: numbers are not reused
     watermark_ms: int | None = None  # all earlier events are in; only finalize moves it

@@ -7,8 +7,9 @@ import re
 from typing import Literal
 
 from tidelog.errors import InvalidError
-from tidelog.model import limits
+from tidelog.model import defaults, limits
 from tidelog.model.decoding import Persisted
+from tidelog.model.times import duration_ms
 
 __all__ = ["Topic", "check_topic_name", "partition_for"]
 
@@ -22,11 +23,11 @@ class Topic(Persisted, frozen=True):
     incarnation: str
     partitions: int
     created_ms: int
-    slot_ms: int = 1_000  # resolution of the time index
+    slot_ms: int = duration_ms(defaults.TOPIC_SLOT)  # resolution of the time index
     generation: int = 0  # of new segments; raised by sweeps
     state: Literal["creating", "ready", "deleting"] = "creating"
     notify: tuple[str, ...] = ()  # where notifications go
-    max_latency_ms: int = 1_000  # between two notifications of a busy partition
+    max_latency_ms: int = defaults.NOTIFY_LATENCY_MS  # between two notifications of a partition
     home: str = ""  # that created it, and alone sends its notifications; empty: unknown
 
     def check_partition(self, partition: int) -> None:

@@ -48,9 +48,10 @@ from tidelog.errors import (
     UnavailableError,
     unexpected,
 )
-from tidelog.model import layout
+from tidelog.model import defaults, layout
 from tidelog.model.limits import RANGE_CUTS_MAX
 from tidelog.model.pipeline import FileEntry, Intent, Manifest, offsets_between
+from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import Pipeline, Task, TaskOutcome, TaskOutput, Track
 from tidelog.pipeline.carried_ranges import CarriedReader
 
@@ -78,8 +79,10 @@ _CUT_BYTES_MIN = 32_000_000  # of a task; less is not worth its start, and makes
 class FilePolicy:
     """How large and old a file may get before it is closed."""
 
-    max_bytes: int = 200_000_000  # of events as received, per source partition
-    max_age_ms: int = 3_600_000  # since the first waiting event was seen
+    max_bytes: int = defaults.ARCHIVE_FILE_BYTES  # of events as received, per source partition
+    max_age_ms: int = duration_ms(
+        defaults.ARCHIVE_FILE_AGE
+    )  # since the first waiting event was seen
 
     def __post_init__(self) -> None:
         if self.max_bytes < 1 or self.max_age_ms < 1:

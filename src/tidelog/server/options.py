@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from tidelog.errors import InvalidError
+from tidelog.model import defaults
 from tidelog.model.topic import check_topic_name
 
 __all__ = ["ServeOptions"]
@@ -20,15 +21,15 @@ _SECRET_HEADERS = ("authorization", "proxy-authorization")
 class ServeOptions:
     """What an operator may choose."""
 
-    host: str = "127.0.0.1"
-    port: int = 8480  # 0: one that is free
+    host: str = defaults.SERVE_HOST
+    port: int = defaults.SERVE_PORT  # 0: one that is free
     topic_default: str | None = None  # of a pixel that names none
     public_pixels: tuple[str, ...] = ()  # topics whose pixel needs no token
     forward: tuple[str, ...] = ()  # NAME=URL: events of this name go to Kafka or Kinesis
     keep_headers: tuple[str, ...] = ()  # of pixels, besides those that are kept always
     keep_request: bool = False  # pixels keep their method and path
     rate: float | None = None  # requests a second of one client; 0: no limit; None: the default
-    body_bytes_max: int = 8 << 20
+    body_bytes_max: int = defaults.BODY_BYTES
     behind_proxy: bool = False  # X-Forwarded-For is true, as only a proxy can reach us
     access_log: str | None = None  # a file, or `-` for standard error
     tls_cert: str | None = None  # a PEM file with the certificate and its chain

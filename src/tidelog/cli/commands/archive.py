@@ -47,6 +47,7 @@ from tidelog.cli.pipeline_options import (
 from tidelog.cli.terminal import ask_first, open_home, yes_option
 from tidelog.erasure.from_archives import ErasedFromArchives
 from tidelog.errors import InvalidError, NotFoundError
+from tidelog.model import defaults
 from tidelog.model.address import nearest
 from tidelog.model.archive import Archive
 from tidelog.model.times import duration_text
@@ -270,14 +271,14 @@ def archive() -> None:
 @click.option(
     "--max-bytes",
     type=int,
-    default=200_000_000,
+    default=defaults.ARCHIVE_FILE_BYTES,
     show_default=True,
     metavar="B",
     help="Close a file when it reaches this size.",
 )
 @click.option(
     "--max-age",
-    default="1h",
+    default=defaults.ARCHIVE_FILE_AGE,
     show_default=True,
     metavar="D",
     help="Close a file when its first event has waited this long.",
@@ -285,7 +286,7 @@ def archive() -> None:
 @click.option(
     "--dead-share",
     type=float,
-    default=0.1,
+    default=defaults.DEAD_SHARE,
     show_default=True,
     metavar="S",
     help="Stop the archive if more than this share of a range is dead letters, 0 to 1.",

@@ -21,6 +21,7 @@ from tidelog.cli.pipeline_options import (
     worker_options,
 )
 from tidelog.cli.terminal import ask_first, open_home
+from tidelog.model import defaults
 from tidelog.model.archive import Archive
 
 __all__ = [
@@ -323,7 +324,13 @@ def _tell_live(output: Output, found: Archive) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds to wait.")
+@click.option(
+    "--timeout",
+    type=float,
+    default=defaults.FLUSH_TIMEOUT_S,
+    show_default=True,
+    help="Seconds to wait.",
+)
 @json_option
 @click.pass_obj
 def flush(home_text: str | None, output: Output, /, name: str, timeout: float) -> None:

@@ -15,6 +15,7 @@ from tidelog.cli.output import FAILED, Output, counted, echo_aside, json_option,
 from tidelog.cli.terminal import open_home
 from tidelog.errors import InvalidError
 from tidelog.home import Home
+from tidelog.model import defaults
 from tidelog.model.archive import Account, Archive
 from tidelog.model.event import to_iso
 from tidelog.model.pipeline import Aside, Gap, offsets_between
@@ -180,7 +181,7 @@ def status(home_text: str | None, output: Output, /, name: str | None, **given: 
 @click.argument("name")
 @click.option(
     "--delay",
-    default="1h",
+    default=defaults.FINALIZE_DELAY,
     show_default=True,
     metavar="DURATION",
     help="How late events may arrive, and how long a reopened folder must stay quiet.",

@@ -33,6 +33,7 @@ from tidelog.home import Home
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import JournalEntry
 from tidelog.journal.scribe import Rate, ScribeMetrics, ScribeOptions, Turn
+from tidelog.model import defaults
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
 
@@ -206,17 +207,25 @@ def compile_(
 
 @click.command()
 @click.option(
-    "--every", default="10m", show_default=True, metavar="N", help="The time between two turns."
+    "--every",
+    default=defaults.SCRIBE_EVERY,
+    show_default=True,
+    metavar="N",
+    help="The time between two turns.",
 )
 @click.option(
     "--discard-older",
-    default="60m",
+    default=defaults.SCRIBE_DISCARD,
     show_default=True,
     metavar="M",
     help="Drop turns that have waited this long.",
 )
 @click.option(
-    "--budget", default="5m", show_default=True, metavar="D", help="The time limit of one turn."
+    "--budget",
+    default=defaults.SCRIBE_BUDGET,
+    show_default=True,
+    metavar="D",
+    help="The time limit of one turn.",
 )
 @click.option(
     "--max-amendments",
@@ -228,14 +237,14 @@ def compile_(
 @policy_options
 @click.option(
     "--grace",
-    default="1h",
+    default=defaults.SWEEP_GRACE,
     show_default=True,
     metavar="D",
     help="Sweep only objects older than this.",
 )
 @click.option(
     "--sweep-every",
-    default="1h",
+    default=defaults.SWEEP_EVERY,
     show_default=True,
     metavar="D",
     help="The time between two sweeps.",

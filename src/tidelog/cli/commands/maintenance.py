@@ -17,6 +17,7 @@ from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.log.maintenance.trim import KeepBytes, ToOffsets, TrimTo
 from tidelog.log.maintenance.verify import VerifyReport
+from tidelog.model import defaults
 
 __all__ = ["lag", "sweep", "trim", "verify"]
 
@@ -104,7 +105,7 @@ def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> 
 @click.command()
 @click.option(
     "--grace",
-    default="1h",
+    default=defaults.SWEEP_GRACE,
     show_default=True,
     metavar="DURATION",
     help="Delete only objects older than this.",

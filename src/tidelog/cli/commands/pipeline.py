@@ -20,6 +20,7 @@ from tidelog.cli.pipeline_options import (
 )
 from tidelog.cli.terminal import ask_first, open_home, yes_option
 from tidelog.errors import NotFoundError
+from tidelog.model import defaults
 from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
 from tidelog.public import PositionMove
@@ -216,12 +217,14 @@ def _time(committed_ms: int | None) -> str | None:
 )
 @click.option(
     "--max-age",
-    default="1s",
+    default=defaults.PUMP_BATCH_AGE,
     show_default=True,
     metavar="D",
     help="With --follow, how long an event may wait.",
 )
-@click.option("--max-bytes", type=int, default=64_000_000, show_default=True, metavar="B")
+@click.option(
+    "--max-bytes", type=int, default=defaults.PUMP_BATCH_BYTES, show_default=True, metavar="B"
+)
 @click.option(
     "--accept-loss",
     is_flag=True,

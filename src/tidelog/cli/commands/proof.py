@@ -27,6 +27,7 @@ from tidelog.cli.terminal import open_home
 from tidelog.erasure.proof import Proof
 from tidelog.errors import FailedError
 from tidelog.home import Home
+from tidelog.model import defaults
 from tidelog.model.event import to_iso
 
 __all__ = [
@@ -48,7 +49,7 @@ _HEADLINES = {
 
 wait_option = click.option(
     "--wait",
-    default="10s",
+    default=defaults.ERASE_WAIT,
     show_default=True,
     metavar="D",
     help="With --prove, how long to wait for archive ranges that may still write the events.",

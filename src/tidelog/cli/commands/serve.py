@@ -14,6 +14,7 @@ from tidelog.api.load_test import LoadPlan, LoadReport, load_test
 from tidelog.cli.output import Output, json_option
 from tidelog.cli.terminal import open_home
 from tidelog.errors import FailedError, InvalidError, NotFoundError
+from tidelog.model import defaults
 from tidelog.model.times import duration_ms
 
 __all__ = ["serve"]
@@ -22,9 +23,15 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
-    "--port", type=int, default=8480, show_default=True, help="The port; 0 picks a free one."
+    "--host", default=defaults.SERVE_HOST, show_default=True, help="The address to listen on."
+)
+@click.option(
+    "--port",
+    type=int,
+    default=defaults.SERVE_PORT,
+    show_default=True,
+    help="The port; 0 picks a free one.",
 )
 @click.option(
     "--socket",
@@ -68,7 +75,7 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
     "--body-max",
     "body_bytes_max",
     type=int,
-    default=8 << 20,
+    default=defaults.BODY_BYTES,
     show_default=True,
     metavar="BYTES",
     help="The largest request body. One event may have event_bytes_max of it.",

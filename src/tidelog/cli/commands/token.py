@@ -9,6 +9,7 @@ import click
 
 from tidelog.cli.output import CommandGroup, Output, json_option
 from tidelog.cli.terminal import open_home
+from tidelog.model import defaults
 from tidelog.model.event import to_iso
 from tidelog.model.token import ALL_TOPICS, SCOPES, Grant, Token
 
@@ -109,7 +110,7 @@ def list_(home_text: str | None, output: Output) -> None:
 @click.argument("token_id", metavar="ID")
 @click.option(
     "--overlap",
-    default="1h",
+    default=defaults.ROTATION_OVERLAP,
     show_default=True,
     metavar="AGE",
     help="How long both tokens are valid.",

@@ -14,6 +14,7 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.recover import RecoverReport
 from tidelog.log.notify_targets import shown_target
+from tidelog.model import defaults
 from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
 from tidelog.model.topic import Topic
@@ -43,14 +44,19 @@ def topic() -> None:
     help="The number of partitions, which is how many members can share the topic. It cannot "
     "change later.",
 )
-@click.option("--slot", default="1s", show_default=True, help="The resolution of the time index.")
+@click.option(
+    "--slot",
+    default=defaults.TOPIC_SLOT,
+    show_default=True,
+    help="The resolution of the time index.",
+)
 @click.option(
     "--notify", multiple=True, metavar="URL", help="A URL to notify of new events. Repeatable."
 )
 @click.option(
     "--max-latency-ms",
     type=int,
-    default=1_000,
+    default=defaults.NOTIFY_LATENCY_MS,
     show_default=True,
     metavar="N",
     help="The shortest time between two notifications of a busy partition.",
@@ -255,7 +261,7 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **pas
 )
 @click.option(
     "--slot",
-    default="1s",
+    default=defaults.TOPIC_SLOT,
     show_default=True,
     help="With --incarnation, the resolution of the time index.",
 )

@@ -27,12 +27,12 @@ from tidelog.cli.terminal import Interruption, open_home
 from tidelog.coordination.jobs import SupervisedPart
 from tidelog.errors import FailedError, InvalidError
 from tidelog.maintenance.up_supervisor import UpSupervisor
+from tidelog.model import defaults
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
 
 __all__ = ["up"]
 
-_PORT = 8480
 _DEMO_MS = 8_000  # of sample traffic, if there is no terminal
 _PASSED = ("socket", "topic_default", "rate", "body_max", "access_log", "tls_cert", "tls_key")
 _FLAGS = ("behind_proxy", "audit_reads", "keep_request")
@@ -44,8 +44,12 @@ _ERROR_MAX = 100  # characters of an error in the table; the whole line is above
 
 @click.command()
 @click.option("--demo", is_flag=True, help="Add sample events and steady sample traffic.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=int, help=f"The port; 0 for one that is free. Default: {_PORT}.")
+@click.option(
+    "--host", default=defaults.SERVE_HOST, show_default=True, help="The address to listen on."
+)
+@click.option(
+    "--port", type=int, help=f"The port; 0 for one that is free. Default: {defaults.SERVE_PORT}."
+)
 @spark_options
 @click.option("--for", "duration", metavar="D", help="Stop after this long, such as 30s or 5m.")
 @click.option(
@@ -95,7 +99,7 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
     for_s = duration_ms(given["duration"]) / 1000 if given["duration"] else None
     grace_s = duration_ms(given["grace"]) / 1000
     home_text: str | None = context.obj
-    port = _PORT if given["port"] is None else given["port"]
+    port = defaults.SERVE_PORT if given["port"] is None else given["port"]
     if given["demo"]:
         home_text = _demo_home(home_text, output, _spark_flags(given))
         if for_s is None and not sys.stdout.isatty():

@@ -58,6 +58,7 @@ from tidelog.connectors.sink import (
     Written,
 )
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError, NotFoundError
+from tidelog.model import defaults
 from tidelog.model.address import address_below
 from tidelog.model.layout import aside_folder, success
 from tidelog.model.limits import FILE_PARTITION_BYTES_MAX, RANGE_FOLDERS_MAX
@@ -91,11 +92,11 @@ class ArchiveSinkSettings:
     format: str = "parquet"
     codec: str | None = None
     format_settings: FormatSettings = field(default_factory=FormatSettings)
-    file_bytes_max: int = 200_000_000
+    file_bytes_max: int = defaults.ARCHIVE_FILE_BYTES
     open_files_max: int = 50
     held_bytes_max: int = 64 << 20  # of waiting events; then all are written
     folders_max: int = RANGE_FOLDERS_MAX
-    dead_share_max: float = 0.1
+    dead_share_max: float = defaults.DEAD_SHARE
     suffix: str = ""  # of all names, after ranges were set aside
     owner: str = ""  # content of `_owner` in the root, checked before publishing; empty: any
 

@@ -15,6 +15,7 @@ from typing import Any
 from tidelog.api.archives import ArchiveHandle
 from tidelog.errors import InvalidError
 from tidelog.home import Home
+from tidelog.model import defaults
 from tidelog.model.archive import Archive
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
@@ -28,7 +29,6 @@ __all__ = ["ActionPages"]
 
 _FORMATS = ("parquet", "orc", "avro", "jsonlines")
 _GRANULARITIES = ("day", "hour", "minute")
-_FLUSH_S = 60.0
 _REASONS = 20  # of dead letters in a preview
 
 
@@ -308,7 +308,7 @@ class ActionPages:
         )
 
     def _plan_finalize(self, archive: ArchiveHandle, visit: Visit) -> Preview:
-        delay = visit.text("delay") or "1h"
+        delay = visit.text("delay") or defaults.FINALIZE_DELAY
         duration_ms(delay)
         found = archive.finalize(delay, dry_run=True)
         if found.watermark_ms is None:
@@ -401,7 +401,7 @@ def _run(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     status = archive.status()
     if status.drivers:
         job.tell("asked the driver that follows it to write what waits")
-        left = archive.flush(_FLUSH_S, who=job.who)
+        left = archive.flush(who=job.who)
         if left:
             return f"still waiting for {len(left)} partitions: {', '.join(left[:5])}"
         return "the driver has written everything that waited"

@@ -22,7 +22,7 @@ import msgspec
 from tidelog.coordination.audit import WHY_MAX
 from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
-from tidelog.model import limits
+from tidelog.model import defaults, limits
 from tidelog.model.decoding import check_json_depth
 from tidelog.model.event import Event, Headers, check_event, check_timestamp
 from tidelog.model.times import duration_ms, moment_ms
@@ -39,7 +39,7 @@ VALUE_MAX = 64_000  # characters of a value in a form
 _KINDS = {"json": "JSON", "text": "text", "base64": "base64", "none": "none: a tombstone"}
 _DIFF_LINES_MAX = 400
 _FOLDED = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|^\n")  # what a browser's field does not keep
-_TOPIC_FIELDS = {"name": "", "partitions": "1", "slot": "1s"}
+_TOPIC_FIELDS = {"name": "", "partitions": "1", "slot": defaults.TOPIC_SLOT}
 _EVENT_FIELDS = ("kind", "value", "key", "id", "type", "time", "headers")
 
 T = TypeVar("T")
