@@ -11,11 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.serving import Served, error, serving
 from tests.support.waiting import until
 from tidelog import Event
+from tidelog.errors import TidelogError
+from tidelog.log.producer.producer import Producer
+from tidelog.server.api import ingest
+from tidelog.server.api.ingest import Headers, Ingest
+from tidelog.server.http import limits
 from tidelog.server.http.limits import ServerThreads
 
 JSON_TYPE = {"content-type": "application/json"}
@@ -358,3 +364,31 @@ def test_a_whole_number_may_be_written_with_a_point(served: Served) -> None:
     assert [event.timestamp for event in served.home.read("t")] == [5]
     for wrong in (5.5, 1e300, -1.0):
         assert served.post({"value": "x", "timestamp": wrong}).status_code == 400, wrong
+
+
+def test_topic_stays_open_while_a_large_body_is_parsed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a server that writes to very many topics refuses it: its producer is closed."""
+    monkeypatch.setattr(limits, "PRODUCERS_MAX", 1)
+    served.home.create_topic("other")
+    closed = threading.Event()
+    parse, close = Ingest._events, ingest._close_quietly
+
+    def close_and_tell(producer: Producer) -> TidelogError | None:
+        error = close(producer)
+        closed.set()
+        return error
+
+    def parse_slowly(self: Ingest, headers: Headers, body: bytes) -> list[Event]:
+        if len(body) > 100_000:
+            answer = httpx.post(f"{served.url}/topics/other/events", content=b"x", timeout=60)
+            assert answer.status_code == 201
+            closed.wait(0.3)
+        return parse(self, headers, body)
+
+    monkeypatch.setattr(Ingest, "_events", parse_slowly)
+    monkeypatch.setattr(ingest, "_close_quietly", close_and_tell)
+    answer = served.client.post("/topics/t/events", content=b"x" * 100_001)
+    assert answer.status_code == 201, answer.text
+    assert closed.wait(60), "it is closed once it is not needed"

@@ -99,6 +99,12 @@ def test_searches_take_hostile_text(browser: Browser) -> None:
     check(browser.client.get("/console/" + "%3Cscript%3Ealert(1)%3C/script%3E").text)
 
 
+def test_times_that_are_no_numbers_are_refused(browser: Browser) -> None:
+    for text in ("²", "①", "\u0661", "1\u0301", "9" * 16):
+        answer = browser.client.get("/console/topics/t/timeline", params={"start": text})
+        assert answer.status_code == 400, answer.text
+
+
 def test_names_of_consumers_may_be_anything(served: Served, browser: Browser) -> None:
     page = browser.get("/console/consumers")
     check(page)

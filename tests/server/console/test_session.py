@@ -210,6 +210,18 @@ def test_the_cookie_is_for_this_site_and_not_for_scripts(guarded: Guarded) -> No
         assert browser.client.get("/").status_code == 401
 
 
+def test_tail_ends_with_its_session(guarded: Guarded) -> None:
+    with Browser(guarded.served, guarded.reads) as browser:
+        with browser.client.stream("GET", "/console/topics/t/tail") as tail:
+            lines = tail.iter_lines()
+            assert next(lines).startswith("retry")
+            assert browser.post("/console/logout", {"x": ""}).status_code == 303
+            guarded.served.home.append("t", [Event(SECRET)])
+            found = next(line for line in lines if line.startswith("data"))
+            assert "this session has ended" in found
+        assert browser.client.get("/console/topics/t/tail").status_code == 401
+
+
 def test_a_revoked_token_is_out_at_once(guarded: Guarded) -> None:
     reader = next(t for t in list_tokens(guarded.served.home.context) if t.label == "reader")
     with (

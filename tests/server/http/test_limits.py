@@ -191,10 +191,17 @@ def test_a_request_that_is_cut_off_leaves_no_trace(served: Served) -> None:
     assert alive(served)
 
 
-def test_a_whole_post_is_answered_though_the_client_sends_no_more(served: Served) -> None:
+def test_whole_requests_are_answered_though_the_client_sends_no_more(served: Served) -> None:
     answer = ask(served.address, POST + b"content-length: 2\r\n\r\nhi", half_close=True)
     assert status(answer) == 201
     assert served.values() == [b"hi"]
+    assert served.post({"id": "i", "value": "old"}).status_code == 201
+    for line, body in ((b"PUT", b"new"), (b"GET", b""), (b"DELETE", b"")):
+        head = b"%s /topics/t/ids/i HTTP/1.1\r\nhost: localhost\r\n" % line
+        asked = head + b"content-length: %d\r\n\r\n%s" % (len(body), body)
+        assert status(ask(served.address, asked, half_close=True)) == 200, line
+    waits = GET.replace(b"/healthz", b"/topics/t/tail") + b"\r\n"
+    assert b"error" not in ask(served.address, waits, half_close=True)  # it ends
 
 
 @pytest.mark.parametrize("size", [1, 300_000])

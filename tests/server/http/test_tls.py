@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +18,7 @@ from tests.support.serving import serving
 from tests.support.waiting import until
 from tidelog import InvalidError
 from tidelog.server.http import limits
+from tidelog.server.http.connection import Certificate
 
 
 def certificate_of(address: tuple[str, int], known: Certificates) -> bytes | None:
@@ -58,6 +60,45 @@ def test_files_that_change_are_read_again(tmp_path: Path, monkeypatch: pytest.Mo
                 time.sleep(0.2)
         with pytest.raises((OSError, httpx.TransportError)):
             httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=10)
+
+
+def test_files_that_change_while_they_are_read_break_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    known, other = make_certificates(tmp_path), make_certificates(tmp_path / "other")
+    certificate = Certificate(str(known.certificate), str(known.key))
+    load, fitting = ssl.SSLContext.load_cert_chain, known.key.read_bytes()
+
+    def load_and_change(context: ssl.SSLContext, *given: Any, **named: Any) -> None:
+        try:
+            load(context, *given, **named)
+        finally:
+            shutil.copy(other.key, known.key)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_and_change)
+    known.key.write_bytes(fitting + b"\n")
+    certificate.refresh()
+    monkeypatch.undo()
+    with pytest.raises(InvalidError, match="fix the files"):
+        certificate.refresh()
+    shake_hands(certificate.context)
+
+
+def shake_hands(server: ssl.SSLContext) -> None:
+    """Raises ``ssl.SSLError`` if a context has no certificate that it can prove."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(3):
+        for side in sides:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    assert sides[0].getpeercert(binary_form=True)
 
 
 def test_clients_that_never_end_their_handshake_keep_no_other_out(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, ParamSpec, TypeVar
 
@@ -122,11 +122,16 @@ class OpenTopics:
             topic.dropped = True
             self._close_unused(topic)
 
-    def leave(self, topic: OpenTopic) -> None:
-        """Counts a user of a topic no longer: its request sends no more."""
-        topic.users -= 1
-        if topic.dropped:
-            self._close_unused(topic)
+    @contextlib.contextmanager
+    def using(self, topic: OpenTopic) -> Iterator[None]:
+        """Keeps the producer of a topic open for a request that may still send."""
+        topic.users += 1
+        try:
+            yield
+        finally:
+            topic.users -= 1
+            if topic.dropped:
+                self._close_unused(topic)
 
     def close(self) -> list[TidelogError]:
         """Flushes and closes all producers. Returns the errors that no request has reported."""
@@ -220,26 +225,32 @@ class Ingest:
         opened = self._topics.get(topic) or await self._topics.open(topic)
         key = headers.get(b"idempotency-key")
         if_absent = _if_absent(headers)
+        if key is None and not if_absent and _is_small(headers, body):
+            return await self.send(opened, self._events(headers, body))
+        with self._topics.using(opened):  # other topics may be opened while it is parsed
+            events = await self._parse(headers, body, charge)
+            try:
+                if if_absent:
+                    return await self._threads.run(self._append_absent, topic, events)
+                if key is None:
+                    return await self.send(opened, events)
+                return await self._send_once(opened, _idempotency_key(key, by), events)
+            finally:
+                if len(events) > _FEW_EVENTS:
+                    self._free(events)
+
+    async def _parse(
+        self, headers: Headers, body: bytes, charge: Callable[[int], None]
+    ) -> list[Event]:
+        """Returns the events of a body that is large, or whose request is not a plain append."""
+        if _is_small(headers, body):
+            return await self._threads.run(self._events, headers, body)
         if len(body) <= _LARGE_BYTES:
             count = _events_at_most(headers, body)
         else:
             count = await self._threads.run(_events_at_most, headers, body)
-        is_small = len(body) <= _SMALL_BYTES and count <= _FEW_EVENTS
-        if is_small and key is None and not if_absent:
-            return await self.send(opened, self._events(headers, body))
-        if not is_small:
-            charge(len(body) + EVENT_BYTES * count)
-        work = count + len(body) // _WORK_BYTES
-        events = await self._run(work, self._events, headers, body)
-        try:
-            if if_absent:
-                return await self._threads.run(self._append_absent, topic, events)
-            if key is None:
-                return await self.send(opened, events)
-            return await self._send_once(opened, _idempotency_key(key, by), events)
-        finally:
-            if len(events) > _FEW_EVENTS:
-                self._free(events)
+        charge(len(body) + EVENT_BYTES * count)
+        return await self._run(count + len(body) // _WORK_BYTES, self._events, headers, body)
 
     async def events_of(
         self, headers: Headers, body: bytes, charge: Callable[[int], None]
@@ -288,11 +299,8 @@ class Ingest:
         _send_all(opened, [event])
 
     async def _send(self, opened: OpenTopic, events: list[Event]) -> Sequence[Position]:
-        opened.users += 1
-        try:
+        with self._topics.using(opened):
             sent = await self._enter(opened, events)
-        finally:
-            self._topics.leave(opened)
         link = self._link()
         if link is not None:
             for flush in await self._run(len(sent), _flushes, sent):
@@ -414,6 +422,11 @@ def _events_at_most(headers: Headers, body: bytes) -> int:
     if kind in _LINES:
         return min(body.count(b"\n") + 1, model_limits.SEGMENT_EVENTS_MAX)
     return min(body.count(b"{"), model_limits.SEGMENT_EVENTS_MAX) if kind in _JSON else 1
+
+
+def _is_small(headers: Headers, body: bytes) -> bool:
+    """Returns whether the loop itself may handle a body."""
+    return len(body) <= _SMALL_BYTES and _events_at_most(headers, body) <= _FEW_EVENTS
 
 
 def _answer(topic: str, positions: Sequence[Position]) -> bytes:

@@ -28,7 +28,7 @@ from tidelog.server.api.pixel_event import (
     is_durable,
     parse_query,
 )
-from tidelog.server.http.auth import ADMISSION, Gate
+from tidelog.server.http.auth import ADMISSION, Gate, bearer_of
 from tidelog.server.http.errors import ForbiddenError, answer
 from tidelog.server.http.metrics import Metrics
 from tidelog.server.options import ServeOptions
@@ -105,7 +105,7 @@ class Pixels:
         """
         shown = params.get("token")
         in_query = shown if isinstance(shown, str) else None
-        by_header = b"authorization" in headers
+        by_header = bearer_of(headers) is not None
         if topic in self._options.public_pixels and in_query is None and not by_header:
             self._gate.admit_page(scope, headers)
             may_choose = False

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -123,20 +123,26 @@ class Sessions:
         """
         text = cookie_of(headers, COOKIE)
         hashed = token_hash(text.encode())
-        login = self._logins.get(hashed)
-        now_s = self._now_s()
+        login = self._login(hashed)
+        sha256 = "" if login is None else login.sha256
+        admission = self._gate.admit_session(scope, headers, sha256, "read")
+        if login is not None:
+            login.used_s = self._now_s()
+        if admission.token is not None:
+            admission = replace(admission, is_live=lambda: self._login(hashed) is not None)
+        key = self._secret if admission.token is None else text
+        mark = hmac.new(key.encode(), b"tidelog console form", "sha256").hexdigest()
+        return Session(admission.token, mark), admission
+
+    def _login(self, hashed: str) -> _Login | None:
+        """Returns a session that has not ended; forgets one that is old, or unused for long."""
+        login, now_s = self._logins.get(hashed), self._now_s()
         if login is not None and (
             now_s - login.used_s > SESSION_IDLE_S or now_s - login.began_s > SESSION_S
         ):
             del self._logins[hashed]
-            login = None
-        sha256 = "" if login is None else login.sha256
-        admission = self._gate.admit_session(scope, headers, sha256, "read")
-        if login is not None:
-            login.used_s = now_s
-        key = self._secret if admission.token is None else text
-        mark = hmac.new(key.encode(), b"tidelog console form", "sha256").hexdigest()
-        return Session(admission.token, mark), admission
+            return None
+        return login
 
     async def login(self, scope: AsgiScope, headers: Headers, shown: str) -> tuple[str, Admission]:
         """Begins a session with a token from a form. Returns its id; empty if none is needed.

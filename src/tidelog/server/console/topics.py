@@ -229,7 +229,8 @@ class TopicPages:
         text = visit.text(name)
         if not text:
             return None
-        return int(text) if text.isdigit() and len(text) < 16 else moment_ms(text, visit.now_ms)
+        is_number = text.isascii() and text.isdigit() and len(text) < 16
+        return int(text) if is_number else moment_ms(text, visit.now_ms)
 
 
 def play_to_topic(home: Home, job: Job, args: Mapping[str, str], who: str) -> str:

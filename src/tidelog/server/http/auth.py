@@ -30,7 +30,7 @@ from tidelog.server.http.errors import ForbiddenError, TooManyError, Unauthorize
 from tidelog.server.http.limits import CLIENT, RATE, Rates, client_of
 from tidelog.server.options import ServeOptions
 
-__all__ = ["ADMISSION", "HOME", "REFRESH_S", "SOME_TOPIC", "Admission", "Gate"]
+__all__ = ["ADMISSION", "HOME", "REFRESH_S", "SOME_TOPIC", "Admission", "Gate", "bearer_of"]
 
 REFRESH_S = 5.0  # after which a revoked token is refused at the latest
 ADMISSION = "tidelog.admission"  # in the scope of a request
@@ -69,6 +69,7 @@ class Admission:
 
     token: Token | None  # None: the server is open, or the topic's pixel is public
     client: str  # whose limits it counts towards: a token's id, or an address
+    is_live: Callable[[], bool] | None = None  # whether its session still is; None: it has none
 
     @property
     def who(self) -> str:
@@ -187,6 +188,8 @@ class Gate:
 
         Answers that last, such as tails, call this again and again.
         """
+        if admission.is_live is not None and not admission.is_live():
+            raise UnauthorizedError("console: this session has ended: log in again")
         token = admission.token
         if token is None:
             if self._is_closed:
@@ -246,8 +249,8 @@ class Gate:
             )
 
     async def _token(self, headers: Headers, shown: str | None) -> Token | None:
-        kind, _, text = headers.get(b"authorization", b"").partition(b" ")
-        if kind.lower() != b"bearer":
+        text = bearer_of(headers)
+        if text is None:
             text = b"" if shown is None else shown.encode("utf-8", "replace")
         text = text.strip()
         if not text or len(text) > _SHOWN_MAX:
@@ -304,6 +307,12 @@ class Gate:
                 "only pixels of topics with --public-pixel from there: create a token by `tidelog "
                 "token create`"
             )
+
+
+def bearer_of(headers: Headers) -> bytes | None:
+    """Returns what a request shows as a token in its header; None for other kinds, or none."""
+    kind, _, text = headers.get(b"authorization", b"").partition(b" ")
+    return text if kind.lower() == b"bearer" else None
 
 
 def _admitted(token: Token | None, client: str) -> Admission:

@@ -37,6 +37,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from starlette.types import Message, Scope, Send
+from uvicorn._types import HTTPScope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -66,7 +67,7 @@ __all__ = [
 
 
 _HEALTH = (b"/healthz", b"/readyz")
-_QUERIES = ("/sql", "/console/sql")
+_WAITING = ("/sql", "/console/sql")  # and tails, and long polls: their clients may leave
 _SLICE = 4_096  # bytes that are parsed at a time: some hundred requests at most
 _FULL = "server: too many connections: try again"
 HEAD_TOO_LARGE = "tidelog.head_too_large"  # in the state of a scope
@@ -199,14 +200,12 @@ class Connection(HttpToolsProtocol):
             self._wait(limits.HEAD_S if self._in_head else limits.BODY_S)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keeps the connection of a client that is done with sending but waits for a POST's answer.
+        """Keeps the connection of a client that is done with sending but waits for its answer.
 
-        For other requests, and for queries, it has gone: otherwise the server would not notice that
-        a waiting client has, and a query would take a processor for nothing.
+        For tails, long polls and queries it has gone: otherwise the server would not notice that
+        such a client has, and a query would take a processor for nothing.
         """
-        if self._refused or not self._complete or not self._is_busy():
-            return None
-        if self.scope["method"] != "POST" or self.scope["path"] in _QUERIES:
+        if self._refused or not self._complete or not self._is_busy() or _may_last(self.scope):
             return None
         self.cycle.keep_alive = False
         return True
@@ -361,6 +360,12 @@ class Connection(HttpToolsProtocol):
         self._patience = self.loop.call_later(limits.LINGER_S, self.transport.close)
 
 
+def _may_last(scope: HTTPScope) -> bool:
+    """Returns whether the answer to a request may take long, or never end."""
+    path = scope["path"]
+    return path in _WAITING or path.endswith("/tail") or b"wait=" in scope["query_string"]
+
+
 _ACCEPTED_AT_ONCE = 100  # before others have their turn
 _PAUSE_S = 0.1  # after a failure to accept, such as no open file being left
 
@@ -456,28 +461,29 @@ class Certificate:
     def __init__(self, cert: str, key: str) -> None:
         self._cert = cert
         self._key = key
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.set_alpn_protocols(["http/1.1"])
         self._seen = self._marks()
-        self._load(self.context)
+        self.context = self._load()
 
     def refresh(self) -> None:
         """Reads the files again if they have changed. After ``InvalidError`` the old one stays."""
         marks = self._marks()
         if marks == self._seen:
             return
-        self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # both files fit, before one is used
-        self._load(self.context)
+        self.context = self._load()
         self._seen = marks
 
-    def _load(self, context: ssl.SSLContext) -> None:
+    def _load(self) -> ssl.SSLContext:
+        """Returns a context of its own: a load that fails leaves a context without a key."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
         try:
             context.load_cert_chain(self._cert, self._key, password=_no_password)
         except (OSError, ssl.SSLError, ValueError) as exc:
             raise InvalidError(
                 f"serve: certificate `{self._cert}` with key `{self._key}`: {exc}: fix the files"
             ) from exc
+        return context
 
     def _marks(self) -> tuple[tuple[int, int, int], ...]:
         try:

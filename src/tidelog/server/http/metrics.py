@@ -246,6 +246,7 @@ class AccessLog:
         if len(self._lines) >= _LINES_MAX:
             self._dropped += 1
             return
+        fields["path"] = fields["path"][:_PATH_MAX]  # what waits for a slow disk is small
         self._lines.append({"at_ms": self._clock.now_ms(), **fields})
 
     def close(self) -> None:
@@ -269,7 +270,7 @@ class AccessLog:
 
     def _line(self, fields: dict[str, Any]) -> bytes:
         at = to_iso(fields.pop("at_ms"))
-        fields["path"] = _IDS.sub(r"\1*", fields["path"][:_PATH_MAX])
+        fields["path"] = _IDS.sub(r"\1*", fields["path"])
         dropped, self._dropped = self._dropped, 0
         more = {"dropped": dropped} if dropped else {}
         return msgspec.json.encode({"time": at, **fields, **more}) + b"\n"
