@@ -483,10 +483,10 @@ def test_a_generation_that_goes_takes_its_replays_along(home: Home) -> None:
         home.context, find_archive(home.context, "daily"), LocalWorkers(), number
     )
     Driver(home.context, pipeline, DriverOptions()).run()
-    promote(home.context, "daily")
-    assert replay(
-        home.context, find_archive(home.context, "daily"), ReplayOptions(), LocalWorkers()
-    ).tried
+    newer = promote(home.context, "daily")
+    assert replay(home.context, newer, ReplayOptions(), LocalWorkers()).tried
+    with pytest.raises(InvalidError, match="generation 1 is kept, and nothing is added to it"):
+        replay(home.context, newer, ReplayOptions(1), LocalWorkers())
     promoted = drop_generation(home.context, "daily", 1)
     assert not any(old in info.key for info in home.store.list())
     assert all("/2_0_" in info.key for info in home.store.list("dead/"))

@@ -345,11 +345,15 @@ class AheadClock(SystemClock):
         return super().now_ms() + 365 * 86_400_000
 
 
+@pytest.mark.parametrize("has_clock", [True, False])
 def test_a_promote_by_a_wrong_clock_holds_drivers_up_no_longer(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: Home, monkeypatch: pytest.MonkeyPatch, has_clock: bool
 ) -> None:
-    """The store's clock dates a promote, so one that died is withdrawn after a minute anywhere."""
-    monkeypatch.setattr("tidelog.coordination.trusted_time.has_own_clock", lambda store: True)
+    """The store's clock dates a promote, so one that died is withdrawn after a minute anywhere.
+
+    A folder has the machine's clock, which was put right since.
+    """
+    monkeypatch.setattr("tidelog.coordination.trusted_time.has_own_clock", lambda store: has_clock)
     fill(home, 30)
     drive(home, an_archive(home, "daily", parser="json:at"))
     backfill(home)
@@ -360,7 +364,8 @@ def test_a_promote_by_a_wrong_clock_holds_drivers_up_no_longer(
         with pytest.raises(Crash):
             promote(home.context, "daily")
     monkeypatch.setattr(home, "context", right)
-    monkeypatch.setattr(limits, "PROMOTION_MS", -1)
+    if has_clock:
+        monkeypatch.setattr(limits, "PROMOTION_MS", -1)
     fill(home, 30, first=30)
     assert drive(home, find_archive(home.context, "daily")) == 30
 

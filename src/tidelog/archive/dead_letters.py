@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidelog.archive.archive import sink_settings
+from tidelog.archive.archive import check_active, sink_settings
 from tidelog.archive.erased_events import ErasedBefore
 from tidelog.archive.freeze import HeadGate
 from tidelog.archive.transform_output import output_of
@@ -163,10 +163,17 @@ def _replay_settings(archive: Archive, how: ReplayOptions) -> ArchiveSinkSetting
     """Returns how a replay writes files.
 
     Raises ``InvalidError`` for a parser that changes values, if the archive's own does not: the
-    archive's files hold events, and nothing would tell its output from them.
+    archive's files hold events, and nothing would tell its output from them. Raises it too for a
+    generation that is kept, which nothing adds to, and for an archive that was ended.
     """
+    check_active(archive)
     making = archive.making(how.generation)
     number = archive.generation if how.generation is None else how.generation
+    if (state := archive.state_of(number)) in ("kept", "removing"):
+        raise InvalidError(
+            f"archive `{archive.name}`: generation {number} is {state}, and nothing is added to "
+            f"it: replay dead letters of generation {archive.generation}, which is live"
+        )
     changed = msgspec.structs.replace(
         making, parser=how.parser or making.parser, layout={**making.layout, **how.layout}
     )

@@ -216,9 +216,11 @@ class HeadGate:
 def is_stale(context: Context, promotion: Promotion) -> bool:
     """Returns whether a promote is older than ``PROMOTION_MS``, so its process must be dead.
 
-    Uses the store's clock, like the promote itself: another machine's may be a year ahead.
+    Uses the store's clock, like the promote itself: another machine's may be a year ahead. A folder
+    has no other clock than the machine's, which may have been ahead: one that began that far in the
+    future counts as old too.
     """
-    return store_now_ms(context) - promotion.began_ms > limits.PROMOTION_MS
+    return abs(store_now_ms(context) - promotion.began_ms) > limits.PROMOTION_MS
 
 
 def withdraw(context: Context, name: str, promotion: Promotion) -> Archive:

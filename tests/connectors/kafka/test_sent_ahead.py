@@ -99,11 +99,14 @@ class DyingError(Exception):
     """As if the process had died."""
 
 
-def dies_in(group: type[Group], sink: KafkaSink, manifest: Manifest) -> None:
-    """A driver that dies after it has begun to send, and before a transaction."""
+def dies_in(group: type[Group], sink: KafkaSink, manifest: Manifest, sent: int = 0) -> None:
+    """A driver that dies after it has begun to send, and committed some events."""
     send = group.send
 
     def dying(self: Group, batch: Any, where: int | None, number: int) -> None:
+        if sent:
+            send(self, batch.slice(0, sent), where, number)
+            self.finish(number + sent)
         raise DyingError
 
     group.send = dying  # type: ignore[method-assign]
@@ -112,17 +115,28 @@ def dies_in(group: type[Group], sink: KafkaSink, manifest: Manifest) -> None:
     group.send = send  # type: ignore[method-assign]
 
 
-def test_range_whose_driver_died_without_a_number_resumes_for_a_day(
-    group: type[Group], sink: KafkaSink
+def test_range_whose_driver_died_at_its_begin_resumes(group: type[Group], sink: KafkaSink) -> None:
+    manifest = stage(sink, [batch_of([Event(b"%d" % n) for n in range(5)])], ordinal=10)
+    dies_in(group, sink, manifest)
+    assert group.number == 10
+    sink.publish(manifest)
+    assert group.sent == list(range(10, 15))
+
+
+@pytest.mark.parametrize("later_s", [-30 * DAY_S, 0, 30 * DAY_S])
+def test_first_number_that_is_forgotten_is_not_guessed_by_any_clock(
+    group: type[Group], sink: KafkaSink, later_s: int
 ) -> None:
+    """The store dates the object; this machine's clock may be weeks behind, or brokers forget."""
     clock = sink._clock
     assert isinstance(clock, FakeClock)
     manifest = stage(sink, [batch_of([Event(b"%d" % n) for n in range(5)])], ordinal=10)
-    dies_in(group, sink, manifest)
-    clock.advance(DAY_S * 2)
+    dies_in(group, sink, manifest, sent=2)
+    group.number = None
+    clock.advance(later_s)
     with pytest.raises(InvalidError, match="Kafka has forgotten it"):
         sink.publish(manifest)
-    clock.advance(-DAY_S * 2)
+    group.number = 12  # as a person says
     sink.publish(manifest)
     assert group.sent == list(range(10, 15))
 

@@ -9,13 +9,13 @@ Keys, values, times and headers do not change, nulls included. An id and a type 
 how unusual times are written.
 
 Kafka deletes the offsets of a group without commits after a week (``offsets.retention.minutes``).
-So before the first transaction of a range, an object next to its staged files records that sending
-has begun, and the number of the group at that time. If the group has no number now:
+So before the first events of a range, two things are written, in this order: the number of its
+first event as the group's offset, unless the group has a number, and an object next to the staged
+files, which records that sending has begun. If the group has no number now:
 
 1. A range without the object was never sent. It begins at its own ordinal.
-2. A range whose object says "no number" does the same for one day, because Kafka keeps newer
-   commits for longer than that.
-3. Any other range is not sent again on a guess: a person must say how far it got.
+2. A range with the object had a number, which Kafka has deleted. It is not sent again on a guess: a
+   person must say how far it got. No clock decides this.
 
 **Playbacks** send each lot in one transaction, which also commits the planned end of the lot. So a
 process that resumes a named playback knows whether the last lot is there, even if some of its
@@ -71,8 +71,6 @@ __all__ = ["KafkaPlaybackSink", "KafkaSettings", "KafkaSink", "open_kafka", "ope
 
 _TIMEOUT_S = 15.0  # without any response; then the brokers count as unreachable
 _BRIEF_S = 5.0  # the same, while a caller waits
-_NO_NUMBER = b"none"  # content of the object if there is no number
-_NUMBER_LASTS_MS = 24 * 3600 * 1000  # Kafka's default retention is longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +143,13 @@ class KafkaSink:
         name = f"tidelog-{manifest.pipeline}-{manifest.partition}"
         timeout_s = self._settings.timeout_s
         with closing(Transactions(self._place, name, timeout_s, self._clock)) as transactions:
-            number = self._start(manifest, transactions.reached(), name)
+            reached = transactions.reached()
+            number = self._start(manifest, reached, name)
             if number >= end:
                 return
+            if reached is None:
+                transactions.finish(number)
+            self._begin(manifest, number)
             try:
                 store, skip = self._open_store(self._settings.store), number - manifest.ordinal
                 for batch, partition in staged_events(store, manifest, skip):
@@ -193,11 +195,8 @@ class KafkaSink:
                 number=reached,
             )
         if reached is not None and reached >= manifest.ordinal:
-            if reached < end:
-                self._begin(manifest, reached)
             return reached
         if reached is None and self._is_unsent(manifest):
-            self._begin(manifest, None)
             return manifest.ordinal
         known = "nothing" if reached is None else f"number {reached}"
         raise InvalidError(
@@ -210,27 +209,22 @@ class KafkaSink:
             number=manifest.ordinal,
         )
 
-    def _begin(self, manifest: Manifest, reached: int | None) -> None:
-        """Records that sending begins, and the current number. The first record stays."""
-        store, said = self._open_store(self._settings.store), _NO_NUMBER
-        if reached is not None:
-            said = str(reached).encode()
+    def _begin(self, manifest: Manifest, number: int) -> None:
+        """Records that sending begins, when the group has a number. The first record stays."""
+        store = self._open_store(self._settings.store)
         if manifest.files:
             with contextlib.suppress(AlreadyExistsError):
-                store.put(layout.sending(manifest.files[0].staged), said)
+                store.put(layout.sending(manifest.files[0].staged), str(number).encode())
 
     def _is_unsent(self, manifest: Manifest) -> bool:
         """Returns whether nothing of a range was sent, if its group has no number."""
         if not manifest.files:
             return True
-        store = self._open_store(self._settings.store)
-        key = layout.sending(manifest.files[0].staged)
         try:
-            began = store.head(key)
-            said = store.get(key)
+            self._open_store(self._settings.store).head(layout.sending(manifest.files[0].staged))
         except NotFoundError:
             return True
-        return said == _NO_NUMBER and self._clock.now_ms() - began.modified_ms <= _NUMBER_LASTS_MS
+        return False
 
     @property
     def _what(self) -> str:
