@@ -164,6 +164,7 @@ def test_output_is_made_again_from_the_source_while_that_has_it(
     monkeypatch.setattr(Doubling, "factor", 1)
     archive = archived(home, parser="tests.archive.test_redo:Doubling")
     monkeypatch.setattr(Doubling, "factor", 2)
+    home.update("t", "id-3", event(3).value)  # which no journal has yet
     archive.redo(dates=[DAYS[0]])
     archive.promote()
     assert live(home) == Counter(range(36))

@@ -71,6 +71,16 @@ class Amendments:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __eq__(self, other: object) -> bool:
+        """Returns whether a second look found the same; two plans are compared by this."""
+        if not isinstance(other, Amendments):
+            return NotImplemented
+        same_rows = (self.rows, self.end) == (other.rows, other.end)
+        return same_rows and np.array_equal(self.offsets, other.offsets)
+
+    def __hash__(self) -> int:
+        return hash((self.offsets.tobytes(), self.end))
+
     def get(self, offset: int) -> Amendment | None:
         """Returns the amendment of an event, or None."""
         at = int(np.searchsorted(self.offsets, offset))
