@@ -347,6 +347,7 @@ def test_names_that_differ_in_case_are_read_as_they_are_spelled(home: Home) -> N
         ("select value->>'amount' from orders", r"`value` is bytes, not JSON: write as_json"),
         ("select json_extract(o.value, '$.a') from orders o", "`value` is bytes"),
         ("select error('boom') from orders", "boom"),
+        ("select md5_number('x') as m", "column `m` is UHUGEINT"),  # as -1 without it
     ],
 )
 def test_refused_queries_say_why_in_one_line(home: Home, query: str, says: str) -> None:

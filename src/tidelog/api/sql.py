@@ -184,6 +184,7 @@ class _Session:
             relation = self.connection.sql(query, params=params)
             if relation is None:
                 raise InvalidError("sql: the statement has no rows to return: give a query")
+            _check_types(relation)
             return relation.to_arrow_reader(batch_rows)
 
     def batches(self, reader: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -269,6 +270,15 @@ def _check_bytes(query: str) -> None:
             f"sql: `{name}` is bytes, not JSON: write as_json({name})->>'field', "
             f"or as_text({name}) for text"
         )
+
+
+def _check_types(relation: duckdb.DuckDBPyRelation) -> None:
+    """Raises for whole numbers of 128 bits without a sign: Arrow would show large ones as wrong."""
+    for name, kind in zip(relation.columns, relation.types, strict=True):
+        if "UHUGEINT" in str(kind):
+            raise InvalidError(
+                f"sql: column `{name}` is UHUGEINT, which a result cannot hold: cast it to VARCHAR"
+            )
 
 
 def _unique(names: Sequence[str]) -> list[str]:

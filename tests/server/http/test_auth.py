@@ -220,7 +220,8 @@ def test_rates_are_those_of_each_token_or_address(tmp_path: Path) -> None:
         # Some more than the two that a second or two allow, as a slow machine takes its time.
         assert 429 in (get("1.1.1.1") for _ in range(200))
         assert get("2.2.2.2") == 401
-        assert 429 in (get(f"2001:db8::{n}") for n in range(200)), "one network, one client"
+        assert 429 in (get(f"3.3.3.3:{n}") for n in range(200)), "as proxies that add ports"
+        assert 429 in (get(f"[2001:db8::{n}]:{n}") for n in range(200)), "one network, one client"
         assert get("2001:db8:1::1") == 401
         for text in made:
             shown = [served.client.get("/topics", headers=bearer(text)) for _ in range(200)]

@@ -134,6 +134,26 @@ def answers(address: tuple[str, int], known: Certificates) -> bool:
         return False
 
 
+def test_clients_that_end_their_side_print_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = make_certificates(tmp_path)
+    given = {"tls_cert": str(known.certificate), "tls_key": str(known.key)}
+    context = ssl.create_default_context(cafile=str(known.authority))
+    with serving(tmp_path, **given) as served:
+        address = ("127.0.0.1", int(served.url.rpartition(":")[2]))
+        for _ in range(5):
+            with (
+                socket.create_connection(address, timeout=30) as raw,
+                context.wrap_socket(raw, server_hostname="127.0.0.1") as wrapped,
+                contextlib.suppress(OSError),
+            ):
+                wrapped.sendall(b"POST /topics/t/events HTTP/1.1\r\nhost: localhost\r\n")
+                wrapped.sendall(b"content-length: 1\r\n\r\nx")
+                wrapped.unwrap()
+    assert "eof_received" not in caplog.text
+
+
 def test_files_that_are_missing_are_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(InvalidError, match="certificate"),

@@ -58,6 +58,7 @@ _FORWARDED = frozenset(  # headers that proxies add; no local program has a reas
         b"x-real-ip",
     )
 )
+_WITH_PORT = re.compile(rb"\[([0-9A-Fa-f:.%]+)\](?::[0-9]+)?|([0-9.]+):[0-9]+")
 _OWN_SITE = (None, b"same-origin", b"none")  # none: typed by a person
 
 Headers = Mapping[bytes, bytes]
@@ -138,7 +139,8 @@ class Gate:
         if self._options.behind_proxy:
             told = headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()
             if told:
-                return told[:64].decode("latin-1")
+                found = _WITH_PORT.fullmatch(told)  # as some proxies tell it
+                return (found[found.lastindex or 0] if found else told)[:64].decode("latin-1")
         client = scope.get("client")
         return client[0] if client else ""
 

@@ -203,9 +203,12 @@ class Connection(HttpToolsProtocol):
         """Keeps the connection of a client that is done with sending but waits for its answer.
 
         For tails, long polls and queries it has gone: otherwise the server would not notice that
-        such a client has, and a query would take a processor for nothing.
+        such a client has, and a query would take a processor for nothing. TLS has no half of a
+        connection: asyncio would close it all the same, and print a warning for each.
         """
-        if self._refused or not self._complete or not self._is_busy() or _may_last(self.scope):
+        if self._refused or not self._complete or not self._is_busy():
+            return None
+        if self.scheme == "https" or _may_last(self.scope):
             return None
         self.cycle.keep_alive = False
         return True
