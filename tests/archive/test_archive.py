@@ -257,6 +257,7 @@ def test_drivers_that_are_killed_archive_each_event_once(home: Home) -> None:
 
 
 @pytest.mark.server
+@pytest.mark.long
 def test_kafka_is_archived_once_over_kills(home: Home, kafka_server: Kafka) -> None:
     name = f"archived-{uuid.uuid4().hex}"
     kafka_server.create_topic(name, 3)

@@ -172,10 +172,11 @@ while True:
 """
 
 
-def test_a_killed_writer_leaves_whole_writes_and_all_that_it_told(url: str) -> None:
+@pytest.mark.parametrize("kills", [5, pytest.param(40, marks=pytest.mark.long)])
+def test_a_killed_writer_leaves_whole_writes_and_all_that_it_told(url: str, kills: int) -> None:
     root = str(Path(__file__).parents[2])
     catalog = a_catalog(url)
-    for attempt in range(15):
+    for attempt in range(kills):
         command = [sys.executable, "-c", WRITER.format(root=root), url, f"w{attempt}"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert process.stdout is not None

@@ -115,6 +115,7 @@ def test_connection_that_falls_silent_is_replaced_while_the_request_is_retried(
 
 
 @pytest.mark.server
+@pytest.mark.long
 def test_a_range_with_more_deleted_rows_than_cassandra_reads_is_cut(
     cql_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def refusal(url: str) -> str:
 
 
 @pytest.mark.server
+@pytest.mark.long
 class TestCqlCatalogOverTls(CatalogContract):
     increments_each = 5
     deleted_rows = 2_000

@@ -142,6 +142,7 @@ def test_s3_and_dynamodb_lose_nothing(
     on_dynamodb((s3_server, dynamodb_server), tmp_path, seed=1, batches=8)
 
 
+@pytest.mark.long
 def test_s3_and_cql_lose_nothing(
     s3_server: S3, cassandra_server: Cassandra, tmp_path: Path
 ) -> None:

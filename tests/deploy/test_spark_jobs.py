@@ -35,6 +35,7 @@ def filled(folder: Path) -> Home:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_the_example_is_submitted_and_counts(spark_cluster: SparkCluster, tmp_path: Path) -> None:
     with filled(tmp_path / "home"):
         pass

@@ -158,6 +158,7 @@ def test_pumps_that_are_killed_store_each_event_once_and_in_order(home: Home) ->
 
 
 @pytest.mark.server
+@pytest.mark.long
 def test_kafka_is_pumped_once_over_kills(home: Home, kafka_server: Kafka) -> None:
     name = f"pumped-{uuid.uuid4().hex}"
     kafka_server.create_topic(name, 3)

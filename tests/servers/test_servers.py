@@ -147,6 +147,7 @@ def test_moto_keeps_every_record_of_puts_at_once(moto_server: Moto) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_spark_counts_on_both_workers(spark_cluster: SparkCluster, tmp_path: Path) -> None:
     # A process of its own: there can be one Spark context in a process, and it may be another's.
     script = """
