@@ -214,7 +214,7 @@ def acknowledgement(home: Home) -> list[Rate]:
             future.result(60)
             waits.append(time.perf_counter() - at)
     waits.sort()
-    note = f"linger {home.context.settings.linger_ms} ms"
+    note = f"linger {home.context.log_settings.linger_ms} ms"
     return [
         Rate(
             "acknowledged at 1,000 events/s, p50", [waits[len(waits) // 2] * 1000], "ms", note=note

@@ -190,14 +190,14 @@ def context_of(
         clock=world.clock,
         ids=world.ids,
         random=world.random,
-        settings=settings.log_settings(remote_store),
+        log_settings=settings.log_settings(remote_store),
         backoff=settings.backoff(),
         processes=LocalProcesses(),
         spans=world.spans,
         standing=standing,
         commits_at_once=_REMOTE_COMMITS if remote_catalog else 1,
         environ=world.environ,
-        configuration=settings,
+        settings=settings,
     )
 
 

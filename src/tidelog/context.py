@@ -130,7 +130,7 @@ class Context:
     clock: Clock
     ids: Ids
     random: random.Random
-    settings: LogSettings = field(default_factory=LogSettings)
+    log_settings: LogSettings = field(default_factory=LogSettings)
     backoff: Backoff = field(default_factory=Backoff)
     wakeups: Wakeups = field(default_factory=Wakeups)
     processes: Processes = field(default_factory=NoProcesses)
@@ -139,7 +139,7 @@ class Context:
     commits_at_once: int = 1  # commits of one flush that run in parallel, one per partition
     environ: Mapping[str, str] = field(default_factory=dict)  # the environment of the process
     meter: Meter = field(default_factory=Meter)  # of the store: requests, bytes, time
-    configuration: Settings | None = None  # the settings that opened it; None in tests
+    settings: Settings | None = None  # the settings that opened it; None in tests
     watch: Callable[[str], None] = _ignore  # starts notifications for a topic
     tasks: TaskRunner | None = None  # does heavy work ahead; None: all is done in this process
 

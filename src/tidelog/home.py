@@ -68,10 +68,10 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
     """An open home, and all that can be done with it. Close it, or use it in a ``with``."""
 
     def __init__(self, context: Context, world: World) -> None:
-        if context.configuration is None:
+        if context.settings is None:
             raise InternalError("home: its context was not opened by settings")
         self.id = context.home_id
-        self.settings: Settings = context.configuration
+        self.settings: Settings = context.settings
         self.context = context = replace(context, watch=self.watch)
         self.meter = context.meter
         self.world = world

@@ -287,7 +287,7 @@ def test_claim_ends_when_replies_stay_lost(context: Context) -> None:
             slept.append(seconds)
 
     context = Context(
-        context.store, deaf, Sleepless(), context.ids, context.random, context.settings
+        context.store, deaf, Sleepless(), context.ids, context.random, context.log_settings
     )
     pipeline = Pipeline("a", "inc", ListSource(1, 10), LinesSink(context.store), LocalWorkers(1))
     with pytest.raises(UnavailableError, match="replies stay lost"):

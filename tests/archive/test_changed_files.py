@@ -16,7 +16,7 @@ from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure.delete import delete_events
-from tidelog.erasure.rewrite import EraseLane, erase_from_archive
+from tidelog.erasure.rewrite import PartitionRewriter, erase_from_archive
 from tidelog.errors import CorruptError, UnavailableError
 from tidelog.journal.amendment_writer import AmendmentWriter
 from tidelog.log import topics
@@ -85,7 +85,7 @@ def test_sweep_finishes_an_erasure_that_died_though_its_topic_was_deleted(
     daily, copy = chained(home)
     with monkeypatch.context() as patch:
         patch.setattr(
-            EraseLane, "_count_row", _die
+            PartitionRewriter, "_count_row", _die
         )  # files are replaced, their range says nothing of it
         with pytest.raises(Crash):
             erase_from_archive(home.context, daily, 1, {"t/0": [5]})

@@ -188,7 +188,7 @@ def test_an_erasure_beside_a_drop_that_has_deleted_files_reports_no_damage(
     drive(home, an_archive(home, "daily", parser="json:at"))
     backfill(home)
     home.delete("t", ["id-7"], why="asked")
-    holds = erase.EraseLane._holds_some
+    holds = erase.PartitionRewriter._holds_some
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
@@ -200,7 +200,7 @@ def test_an_erasure_beside_a_drop_that_has_deleted_files_reports_no_damage(
                 drop_generation(home.context, "daily", 2)
         return holds(lane, committed, wanted)
 
-    monkeypatch.setattr(erase.EraseLane, "_holds_some", dropped)
+    monkeypatch.setattr(erase.PartitionRewriter, "_holds_some", dropped)
     purge_once(home.context, home.topic("t"), grace_ms=0)
     archive = find_archive(home.context, "daily")
     assert list(archive.makings) == [1]

@@ -132,7 +132,7 @@ def test_fields_of_an_event_from_outside_have_room_on_top_of_its_limit(name: str
 def test_lower_limit_does_not_stop_copies_of_what_was_accepted(home: Home, tmp_path: Path) -> None:
     home.append("from", [Event(b"x" * 100_000)])
     with open_home(home.config, world=World(environ={})) as lower:
-        settings = dataclasses.replace(lower.context.settings, event_bytes_max=1_000)
+        settings = dataclasses.replace(lower.context.log_settings, event_bytes_max=1_000)
         object.__setattr__(
             lower.context, "settings", settings
         )  # as after a restart with a lower one

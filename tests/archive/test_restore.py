@@ -357,7 +357,7 @@ def test_restores_that_are_killed_bring_each_event_once(home: Home) -> None:
 def test_two_restores_at_once_in_one_process(home: Home) -> None:
     # Nobody dies here: who stalls for less than the time to live must not be taken for dead.
     home.context = replace(
-        home.context, settings=replace(home.context.settings, lease_ttl_ms=60_000)
+        home.context, log_settings=replace(home.context.log_settings, lease_ttl_ms=60_000)
     )
     fill(home, 5_000)
     drive(home, an_archive(home, "raw"))

@@ -361,7 +361,7 @@ def test_register_finishes_an_erasure_that_died_after_it_replaced_files(
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(erase.EraseLane, "_count_row", dying)
+        patch.setattr(erase.PartitionRewriter, "_count_row", dying)
         with pytest.raises(Crash):
             erase_gone(home)
     home.archives.get("daily").tables.register(table)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.all_times import ALL_TIMES_OPTIONS
 from tests.support.cli_run import Run
 from tidelog.codec.event_json import id_line, ids_of_lines
-from tidelog.coordination.audit import id_mark
+from tidelog.coordination.audit import id_hash
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_audit_tells_who_what_when_and_why(filled: Run) -> None:
         "typo",
         "done",
     )
-    assert [each["id"] for each in delete["events"]] == [id_mark("id-1"), id_mark("id-2")]
+    assert [each["id"] for each in delete["events"]] == [id_hash("id-1"), id_hash("id-2")]
     table = filled("audit", "t")
     assert b"bob" in table.out
     assert b"secret" not in table.out

@@ -58,7 +58,7 @@ def test_segments_and_row_groups_are_small_where_sizes_are_uneven(
 ) -> None:
     table = pa.Table.from_batches([uneven()])
 
-    context = SimpleNamespace(settings=SimpleNamespace(segment_bytes=4 * LARGE))
+    context = SimpleNamespace(log_settings=SimpleNamespace(segment_bytes=4 * LARGE))
     producer: Any = SimpleNamespace(_context=context)
     parts = Producer._slices(producer, table, whole=False)
     assert pa.concat_tables(parts).equals(table)

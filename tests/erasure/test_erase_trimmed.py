@@ -65,7 +65,7 @@ def test_trimmed_event_is_found_in_a_file_that_an_erasure_has_half_changed(
     drive(home, an_archive(home, parser=AT))
     home.delete("t", ["id-7"], why="asked for")
     with monkeypatch.context() as patch:  # files are replaced, no row is
-        patch.setattr(erase.EraseLane, "_count_row", Mock(side_effect=Crash))
+        patch.setattr(erase.PartitionRewriter, "_count_row", Mock(side_effect=Crash))
         with pytest.raises(Crash):
             purge_once(home.context, home.topic("t"), grace_ms=0)
     home.trim("t", ToOffsets({0: 5}))

@@ -21,7 +21,7 @@ from tidelog.clock import Clock
 from tidelog.connectors.sink import Lot
 from tidelog.connectors.source import SourcePartition
 from tidelog.connectors.topic.sink import TopicPlaybackSink
-from tidelog.coordination.audit import AuditedSource, Why, id_mark, read_audit
+from tidelog.coordination.audit import AuditedSource, Why, id_hash, read_audit
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.from_archives import erase_archived
@@ -154,7 +154,7 @@ def test_erasure_that_dies_after_any_call_is_finished(home: Home) -> None:
             ended_here.append(True)
         ended = len(ended_here)
         recorded = any(
-            event.id == id_mark(each) for record in home.audit("t") for event in record.events
+            event.id == id_hash(each) for record in home.audit("t") for event in record.events
         )
         if not recorded or calls % 2:
             delete_events(home.context, home.amender("t", home.reason(**WHY)), [each])

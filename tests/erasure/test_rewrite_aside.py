@@ -15,7 +15,7 @@ from tests.support.forgotten_ranges import forget
 from tidelog import Event, Home
 from tidelog.catalog.base import ABSENT, Delete, Put
 from tidelog.connectors.by_url import files_at
-from tidelog.coordination.audit import id_mark, key_digest, read_audit
+from tidelog.coordination.audit import id_hash, key_digest, read_audit
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof_search import prove_erased
@@ -190,7 +190,7 @@ def test_two_erasures_at_once_leave_a_file_that_fits_its_sidecar(home: Home) -> 
     archive = an_archive_with_files_aside(home, **FORMATS[1])
     store = files_at(home.context, archive)
     other = AsideFiles(store, archive)
-    both = [ErasedIds({key_digest(id_mark(each)): 1 << 60}) for each in ("one", "two")]
+    both = [ErasedIds({key_digest(id_hash(each)): 1 << 60}) for each in ("one", "two")]
 
     class Beside(Faults):
         """Another erasure is done between two calls."""

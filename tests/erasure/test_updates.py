@@ -108,7 +108,7 @@ def test_update_that_dies_is_finished_by_the_next(
     home: Home, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
 ) -> None:
     archive = daily(home)
-    real = getattr(rewrite.EraseLane, step)
+    real = getattr(rewrite.PartitionRewriter, step)
 
     def crash(*arguments: object) -> None:
         if after:
@@ -117,7 +117,7 @@ def test_update_that_dies_is_finished_by_the_next(
 
     new = value(7, "corrected")
     with monkeypatch.context() as patch:
-        patch.setattr(rewrite.EraseLane, step, crash)
+        patch.setattr(rewrite.PartitionRewriter, step, crash)
         with pytest.raises(Crash):
             home.update("t", "id-7", new, archives=True)
     home.update_archives("t", ["id-7"])
@@ -130,7 +130,7 @@ def test_later_update_wins_whichever_process_writes_last(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = daily(home)
-    real, new = rewrite.EraseLane._intend, value(7, "second")
+    real, new = rewrite.PartitionRewriter._intend, value(7, "second")
     updates = [new]
 
     def late(*arguments: object) -> None:
@@ -138,7 +138,7 @@ def test_later_update_wins_whichever_process_writes_last(
             home.update("t", "id-7", updates.pop(), archives=True)
         real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(rewrite.EraseLane, "_intend", late)
+    monkeypatch.setattr(rewrite.PartitionRewriter, "_intend", late)
     home.update("t", "id-7", value(7, "first"), archives=True)
     assert archived(archive) == expected({7: new})
     check(archive)
@@ -210,7 +210,7 @@ def test_replay_that_read_a_file_just_before_it_was_rewritten_gets_the_value_too
     home.append("t", [Event(b"nonsense", id="dead")])
     archive = daily(home)
     assert archive.replay().replayed == 0  # so a replay's own file has the dead letter now
-    real, replays = rewrite.EraseLane._carry_out, [archive.replay]
+    real, replays = rewrite.PartitionRewriter._carry_out, [archive.replay]
 
     def late(*arguments: object) -> None:
         if replays:
@@ -219,7 +219,7 @@ def test_replay_that_read_a_file_just_before_it_was_rewritten_gets_the_value_too
 
     fixed = value(30)
     with monkeypatch.context() as patch:
-        patch.setattr(rewrite.EraseLane, "_carry_out", late)
+        patch.setattr(rewrite.PartitionRewriter, "_carry_out", late)
         home.update("t", "dead", fixed, archives=True)
     assert archive.replay().replayed == 1
     assert archived(archive)[fixed] == 1

@@ -229,7 +229,7 @@ def dead_after_intending(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         raise Crash("after step 1")
 
     with monkeypatch.context() as patch:
-        patch.setattr(erase.EraseLane, "_decide", die)
+        patch.setattr(erase.PartitionRewriter, "_decide", die)
         with pytest.raises(Crash):
             erase_from_archives(home.context, home.topic("t"), {0: {1}})
     people(home, "later")
@@ -296,7 +296,7 @@ def test_a_range_of_which_half_is_replaced_and_half_is_lost_is_told(
 ) -> None:
     fill(home, range(1, 100))
     drive(home, an_archive(home, "daily", parser=AT_OR_WHEN))
-    replace = erase.EraseLane._replace
+    replace = erase.PartitionRewriter._replace
 
     def half(lane: Any, before: Any, after: Any) -> None:
         replace(lane, before, after)
@@ -304,7 +304,7 @@ def test_a_range_of_which_half_is_replaced_and_half_is_lost_is_told(
         raise Crash("with all that is staged")
 
     with monkeypatch.context() as patch:
-        patch.setattr(erase.EraseLane, "_replace", half)
+        patch.setattr(erase.PartitionRewriter, "_replace", half)
         with pytest.raises(Crash):
             erase_from_archives(home.context, home.topic("t"), {0: range(3, 90)})
     with pytest.raises(CorruptError, match="restore that copy"):
@@ -317,7 +317,7 @@ def test_an_erasure_that_another_one_overtakes_is_done_too(
     people(home, "a", "gone", "c")
     archive = an_archive(home)
     drive(home, archive)
-    real, others = erase.EraseLane._replace, list[object]()
+    real, others = erase.PartitionRewriter._replace, list[object]()
 
     class Overtaken:
         """A store in which another erasure ends just before a staged copy is read."""
@@ -340,7 +340,7 @@ def test_an_erasure_that_another_one_overtakes_is_done_too(
         real(lane, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(erase.EraseLane, "_replace", replace)
+        patch.setattr(erase.PartitionRewriter, "_replace", replace)
         erase_from_archives(home.context, home.topic("t"), {0: {1}})
     assert len(others) == 2
     assert values(home, archive) == ["a", "c"]
@@ -356,7 +356,7 @@ def test_dead_letters_that_a_replay_removed_do_not_stop_an_erasure_that_died(
     drive(home, archive)
     home.delete("t", ["three"])
     with monkeypatch.context() as patch:
-        patch.setattr(erase.EraseLane, "_replace", _dies)
+        patch.setattr(erase.PartitionRewriter, "_replace", _dies)
         with pytest.raises(Crash):
             erase_from_archives(home.context, home.topic("t"), {0: {0}})
     staging = [info.key for info in home.store.list("") if "staging/" in info.key]

@@ -47,7 +47,9 @@ def dies(home: Home, monkeypatch: pytest.MonkeyPatch, call: int, work: Callable[
         store = FaultyStore(home.context.store, faults)
         catalog = FaultyCatalog(home.context.catalog, faults, home.context.clock)
         settings = LogSettings(lease_ttl_ms=3_600_000)  # no beat of a thread is the call
-        faulty = dataclasses.replace(home.context, store=store, catalog=catalog, settings=settings)
+        faulty = dataclasses.replace(
+            home.context, store=store, catalog=catalog, log_settings=settings
+        )
         patch.setattr(home, "context", faulty)
         patch.setattr(generations, "files_at", lambda *_: store)
         patch.setattr(limits, "PROMOTION_MS", -1)

@@ -54,7 +54,7 @@ def values(home: Home) -> list[bytes | None]:
 def test_child_that_ends_inside_with_commits_nothing(folder: Path, name: str | None) -> None:
     with open_home(folder) as home:
         unhurried = replace(
-            home.context, settings=replace(home.context.settings, linger_ms=600_000)
+            home.context, log_settings=replace(home.context.log_settings, linger_ms=600_000)
         )
         with Producer(unhurried, home.topic("t"), name) as producer:
             producer.send(b"buffered")

@@ -63,7 +63,7 @@ def on_host(house: House, ahead_s: float, seed: int = 1) -> Context:
         clock=clock,
         ids=ids,
         random=chance,
-        settings=LogSettings(lease_ttl_ms=TTL_MS),
+        log_settings=LogSettings(lease_ttl_ms=TTL_MS),
     )
 
 

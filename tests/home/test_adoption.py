@@ -347,7 +347,7 @@ def test_driver_stops_when_the_owner_object_names_another_home(place: Path) -> N
         with pytest.raises(InvalidError, match="belongs to another home"):
             drive(home, "outer")
         owner.unlink()
-        owner.write_bytes(archive.mark)
+        owner.write_bytes(archive.owner_content)
         assert drive(home, "outer") == 10
     assert listed(place.parent / "outside/outer/g1") == Counter(range(110))
 

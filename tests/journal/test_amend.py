@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.all_times import ALL_TIMES
 from tidelog import Event
-from tidelog.coordination.audit import id_mark
+from tidelog.coordination.audit import id_hash
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home, World, create_home
 from tidelog.journal.compile import compile_topic
@@ -219,7 +219,7 @@ def test_every_amendment_leaves_a_record_without_bytes(home: Home) -> None:
         "asked for",
         "done",
     )
-    assert [each.id for each in delete.events] == [id_mark("id-2"), id_mark("id-3")]
+    assert [each.id for each in delete.events] == [id_hash("id-2"), id_hash("id-3")]
     assert [each.id for each in home.audit("t", event_id="id-3")] == [delete.id]
     assert list(home.audit("t", event_id="id-30")) == []
     event = home.get("t", "id-1")

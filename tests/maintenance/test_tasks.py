@@ -22,7 +22,7 @@ from tidelog.erasure.delete import delete_events
 from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.erasure.rewrite import EraseLane, erase_from_archives
+from tidelog.erasure.rewrite import PartitionRewriter, erase_from_archives
 from tidelog.erasure.rewrite_range import stage_here
 from tidelog.erasure.updates import update_archives
 from tidelog.journal.compile_policy import CompilePolicy
@@ -225,7 +225,9 @@ def test_event_that_others_erase_while_tasks_stage_stays_erased(
             if args[1] is stage_here:
                 erase_from_archives(home.context, topic, {0: {5}})
                 with monkeypatch.context() as patch:
-                    patch.setattr(EraseLane, "_carry_out", stop)  # another one that has begun
+                    patch.setattr(
+                        PartitionRewriter, "_carry_out", stop
+                    )  # another one that has begun
                     with pytest.raises(Crash):
                         erase_from_archives(home.context, topic, {0: {7}})
             yield from found

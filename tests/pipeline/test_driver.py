@@ -317,7 +317,7 @@ def owners(home: Home) -> dict[str, int]:
 
 def test_drivers_share_the_partitions_and_take_over_from_those_that_leave() -> None:
     home = Home(partitions=8)
-    home.context = dataclasses.replace(home.context, settings=LogSettings(lease_ttl_ms=2_000))
+    home.context = dataclasses.replace(home.context, log_settings=LogSettings(lease_ttl_ms=2_000))
     with Followers(home) as drivers:
         for count, shares in ((1, [8]), (2, [4, 4]), (3, [2, 3, 3])):
             drivers.start(count)
@@ -432,7 +432,7 @@ def test_driver_that_dies_after_any_call_is_taken_over(take_over: bool) -> None:
         home = Home(partitions=2)
         settings = LogSettings(lease_ttl_ms=120_000)  # no heartbeat comes between the calls
         home.context = dataclasses.replace(
-            home.context, processes=KnownProcesses("alive"), settings=settings
+            home.context, processes=KnownProcesses("alive"), log_settings=settings
         )
         if take_over:  # from a driver that died in the middle of its ranges
             dying_driver(home, 25)

@@ -364,8 +364,8 @@ def test_it_is_kept_alive_in_a_pause_and_ends_soon_when_it_is_taken() -> None:
     theatre = Theatre(runs=1)
     theatre.run([T0 + 3_600_000])
     quick = LogSettings(lease_ttl_ms=300)
-    context = replace(theatre.player(), clock=SystemClock(), settings=quick)
-    other = NamedPlayback(replace(theatre.player(), clock=SystemClock(), settings=quick), "p")
+    context = replace(theatre.player(), clock=SystemClock(), log_settings=quick)
+    other = NamedPlayback(replace(theatre.player(), clock=SystemClock(), log_settings=quick), "p")
     kept: list[Cursor] = []
     raised: list[BaseException] = []
 

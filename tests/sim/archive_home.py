@@ -132,7 +132,7 @@ class ArchivesHome(HomeWorld):
             self.folders, self.accountant, self.truth, self.scheduler, self.delay_ms
         )
         self.bare_objects.on_put = self._see_put
-        ttl_s = self.quiet.settings.lease_ttl_ms / 1000
+        ttl_s = self.quiet.log_settings.lease_ttl_ms / 1000
         self.heads = Heads(self.scheduler.clock.monotonic_s, ttl_s, self.is_dead)
         self.bare_rows.on_rows = self.heads.written
         self.refused: Counter[str] = Counter()  # errors of calls, for debugging a seed
@@ -209,7 +209,7 @@ class ArchivesHome(HomeWorld):
         )
         settings = Settings("memory:", "memory:", retry_attempts=3)
         standing = HomeIdentity("sim")
-        opened = replace(context, configuration=settings, standing=standing)
+        opened = replace(context, settings=settings, standing=standing)
         return Home(opened, outside)
 
     def event(self) -> Event:

@@ -28,7 +28,7 @@ from tidelog.catalog import update as settling
 from tidelog.catalog.base import Catalog, Change, Delete, Put, WriteOutcome, judge
 from tidelog.codec.segment import Piece, Segment
 from tidelog.context import Context
-from tidelog.coordination.audit import key_mark, read_records
+from tidelog.coordination.audit import key_hash, read_records
 from tidelog.erasure import delete
 from tidelog.errors import (
     ConflictError,
@@ -282,7 +282,7 @@ def two_turns(self: KeylessTurns, events: int) -> int:
 
 def take_until(self: Leases, partition: int) -> bool:
     """Writes into a one-shot lease when it is over, by the writer's wall clock."""
-    until_ms = self._context.clock.now_ms() + self._context.settings.lease_ttl_ms
+    until_ms = self._context.clock.now_ms() + self._context.log_settings.lease_ttl_ms
     return self._take(partition, Lease(self.id, 1, 0, once=True, mark=str(until_ms)), [])
 
 
@@ -290,7 +290,7 @@ def is_over_by_wall_clock(
     self: Leases, partition: int, lease: Lease, version: str, began_s: float
 ) -> bool:
     """Compares that with another host's wall clock."""
-    allowance_ms = self._context.settings.lease_ttl_ms // 2
+    allowance_ms = self._context.log_settings.lease_ttl_ms // 2
     return self._context.clock.now_ms() > int(lease.mark) + allowance_ms
 
 
@@ -460,7 +460,7 @@ def absent_by_dates(self: Any, unit: Unit, events: UnitEvents) -> Any:
     records = [each for each, _ in read_records(self._context, self._topic) if each.op == "delete"]
     gone = {each.key for each in records if each.at_ms >= stored_ms}
     keys = events.table.column("key").to_pylist()
-    return np.array([r for r, k in enumerate(keys) if not k or key_mark(k) not in gone], np.int64)
+    return np.array([r for r, k in enumerate(keys) if not k or key_hash(k) not in gone], np.int64)
 
 
 def present_by_id(self: Present, events: pa.Table) -> tuple[Any, Any]:

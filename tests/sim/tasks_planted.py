@@ -9,7 +9,7 @@ import pytest
 
 from tidelog.coordination.manifests import load_manifest
 from tidelog.erasure.proof_objects import ObjectSearch
-from tidelog.erasure.rewrite import EraseLane
+from tidelog.erasure.rewrite import PartitionRewriter
 from tidelog.journal.compile import PartitionCompile
 from tidelog.log.maintenance import sweep as log_sweep
 from tidelog.log.producer.append import Appender
@@ -58,16 +58,16 @@ def proof_passes_over_spark(patch: Patch) -> None:
 
 def files_of_older_contents(patch: Patch) -> None:
     """An erasure decides on what its tasks have staged, whatever others erased meanwhile."""
-    decided = EraseLane.decided
+    record = PartitionRewriter.record_staged
 
     def anyhow(self: Any, work: Any, each: Any, entries: Any) -> Any:
         committed = self._committed(each.row)
         if committed is not None:
             found = load_manifest(self._context.store, committed.manifest)
             work = replace(work, parts=tuple(found.parts))
-        return decided(self, work, each, entries)
+        return record(self, work, each, entries)
 
-    patch.setattr(EraseLane, "decided", anyhow)
+    patch.setattr(PartitionRewriter, "record_staged", anyhow)
 
 
 def overtaken_plan(patch: Patch) -> None:

@@ -64,7 +64,7 @@ def compile_(home: tidelog.Home, topic: str, file: int, number: int) -> None:
         home.context,
         store=FaultyStore(home.context.store, faults),
         catalog=FaultyCatalog(home.context.catalog, faults, home.context.clock),
-        settings=replace(home.context.settings, lease_ttl_ms=COMPILER_TTL_MS),
+        log_settings=replace(home.context.log_settings, lease_ttl_ms=COMPILER_TTL_MS),
     )
     compile_topic(context, home.topic(topic), POLICIES[number % len(POLICIES)])
     note(file, "compiled", 0, number)

@@ -132,7 +132,7 @@ class LineCalls(ABC):
                 source,
                 clock,
                 options.get("stopped", lambda: False),
-                self.context.settings.event_bytes_max * _LINE_FACTOR,
+                self.context.log_settings.event_bytes_max * _LINE_FACTOR,
             )
             began_s = clock.monotonic_s()
             progress(counts)
@@ -153,7 +153,7 @@ class LineCalls(ABC):
         is_named: bool,
     ) -> None:
         """Stores all lines of a reader; under a name, only those that have their newline."""
-        linger_s = max(_LINGER_LEAST_S, self.context.settings.linger_ms / 1000)
+        linger_s = max(_LINGER_LEAST_S, self.context.log_settings.linger_ms / 1000)
         last = 0
         try:
             for lines in reader.batches(linger_s, only_ended=is_named):
@@ -355,7 +355,7 @@ class _BatchWriter:
         self._topic = topic
         self._parse = parse
         self._if_absent = if_absent
-        self._bytes_max = home.context.settings.event_bytes_max
+        self._bytes_max = home.context.log_settings.event_bytes_max
 
     def store(self, lines: InputLines, tally: LineCounts) -> None:
         if self._parse is None and max(map(len, lines.lines)) <= self._bytes_max:
@@ -395,7 +395,7 @@ class _NamedWriter:
 
     def __init__(self, home: LineCalls, topic: str, name: str, parse: Parse | None) -> None:
         self._parse = parse
-        self._bytes_max = home.context.settings.event_bytes_max
+        self._bytes_max = home.context.log_settings.event_bytes_max
         self._name = name
         self._producer = home.producer(topic, name)
         self._before = self._producer.last_sequence + 1  # lines that earlier inputs had

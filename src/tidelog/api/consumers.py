@@ -127,7 +127,7 @@ class _Drain:
     def drain(self, consumer: Consumer) -> None:
         """Polls, handles and commits until everything is read."""
         clock = consumer.context.clock
-        patience_s = _PATIENCE * consumer.context.settings.lease_ttl_ms / 1000
+        patience_s = _PATIENCE * consumer.context.log_settings.lease_ttl_ms / 1000
         joined_s = clock.monotonic_s()
         wait_s = _WAIT_S if self._how.follow else 0.0
         is_last_look = False  # one more after all patience, as this process may have stalled

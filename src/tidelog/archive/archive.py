@@ -129,7 +129,7 @@ def create_archive(
             "create it with the same ones"
         )
     try:
-        _mark(context, archive)
+        _put_owner(context, archive)
     except InvalidError:  # the folder is not ours: keep the name usable
         with contextlib.suppress(TidelogError):
             begun = archive.incarnation
@@ -252,7 +252,7 @@ def sink_settings(archive: Archive, generation: int | None = None) -> ArchiveSin
         format_settings=settings_of(making.format_settings),
         file_bytes_max=archive.max_bytes,
         dead_share_max=archive.dead_share_max,
-        owner=archive.mark.decode() if archive.home else "",
+        owner=archive.owner_content.decode() if archive.home else "",
     )
 
 
@@ -322,13 +322,13 @@ def _refuse_used_folder(context: Context, archive: Archive) -> None:
         )
 
 
-def _mark(context: Context, archive: Archive) -> None:
+def _put_owner(context: Context, archive: Archive) -> None:
     """Step 2."""
     store = store_at(context, archive.store)
     try:
-        store.put(archive.owner, archive.mark)
+        store.put(archive.owner, archive.owner_content)
     except AlreadyExistsError:
-        if store.get(archive.owner) != archive.mark:
+        if store.get(archive.owner) != archive.owner_content:
             raise InvalidError(
                 f"archive `{archive.name}`: its folder `{archive.root}` of `{archive.store}` "
                 "belongs to another archive: choose another folder"

@@ -44,7 +44,7 @@ import msgspec
 
 from tidelog.archive.archive import list_archives, open_sink
 from tidelog.archive.freeze import freeze_heads
-from tidelog.archive.roots import has_our_mark, is_own_name, own_folders
+from tidelog.archive.roots import is_ours, is_own_name, own_folders
 from tidelog.catalog.base import Put
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.connectors.by_url import files_at, no_source, pipelines_of, store_at
@@ -192,10 +192,10 @@ def _check_lost(context: Context, archive: Archive) -> None:
     store = store_at(context, archive.store)
     for info in store.list(f"{archive.root}/"):
         do = "delete the archive without --lost-files"
-        if not has_our_mark(store, archive):
+        if not is_ours(store, archive):
             do = (
-                f"put `{archive.owner}` back with `{archive.mark.decode()}` and delete the archive "
-                "without --lost-files, or move that folder away first"
+                f"put `{archive.owner}` back with `{archive.owner_content.decode()}` and delete "
+                "the archive without --lost-files, or move that folder away first"
             )
         raise InvalidError(f"{what}: its folder `{archive.place}` still holds `{info.key}`: {do}")
 
@@ -227,7 +227,7 @@ def remove_late_copies(context: Context, archive: Archive) -> None:
     folder that is missing or another's, are never touched.
     """
     files = store_at(context, archive.store)
-    if has_our_mark(files, archive):
+    if is_ours(files, archive):
         for folder in own_folders(archive):
             delete_below(files, folder, partial(is_own_name, archive))
     _remove_other_work(context, archive, files)

@@ -26,16 +26,16 @@ from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 
 __all__ = [
-    "UNKNOWN_LINE",
+    "UNKNOWN_ORIGIN",
     "Copy",
-    "Line",
+    "Origin",
     "archives_above",
     "archives_of",
     "copies_of",
     "held_offsets",
-    "is_line_of",
+    "is_of_topic",
     "is_same_event",
-    "line_of",
+    "origin_of",
     "partitions_of",
     "reachable_archives_of",
     "refuse_circle",
@@ -44,24 +44,24 @@ __all__ = [
 ]
 
 
-class Line(NamedTuple):
-    """One sequence of events: a source partition, in one incarnation."""
+class Origin(NamedTuple):
+    """Where events come from: a source partition, in one incarnation."""
 
     partition: str
     incarnation: str  # empty: the source has none, so it may be any
 
-    def may_be(self, other: Line) -> bool:
+    def may_be(self, other: Origin) -> bool:
         """Returns whether an offset may mean the same event in both."""
         known = self.incarnation and other.incarnation
         same = not known or self.incarnation == other.incarnation
         return same and self.partition == other.partition
 
-    def is_surely(self, other: Line) -> bool:
+    def is_surely(self, other: Origin) -> bool:
         """Returns whether an offset certainly means the same event in both."""
         return self == other and bool(self.incarnation)
 
 
-UNKNOWN_LINE = Line("", "")
+UNKNOWN_ORIGIN = Origin("", "")
 """Of a file that no row names: it may be any."""
 
 
@@ -206,7 +206,10 @@ def _reads(archive: Archive, other: Copy) -> bool:
 
 
 def held_offsets(
-    context: Context, copy: Copy, generation: int, wanted: Mapping[Line, Collection[int]]
+    context: Context,
+    copy: Copy,
+    generation: int,
+    wanted: Mapping[Origin, Collection[int]],
 ) -> dict[str, list[int]]:
     """Returns the offsets of the wanted events in a generation, by its source partitions.
 
@@ -215,30 +218,30 @@ def held_offsets(
     found: dict[str, set[int]] = {}
     pipeline = copy.archive.pipeline(generation)
     for partition in read_partitions(context, pipeline):
-        own = line_of(context, pipeline, partition)
+        own = origin_of(context, pipeline, partition)
         if own is not None:
-            for line, offsets in wanted.items():
-                if is_same_event(copy, generation, line, own):
+            for origin, offsets in wanted.items():
+                if is_same_event(copy, generation, origin, own):
                     found.setdefault(partition, set()).update(offsets)
     return {partition: sorted(offsets) for partition, offsets in found.items()}
 
 
-def is_same_event(copy: Copy, generation: int, line: Line, own: tuple[Line, bool]) -> bool:
-    """Returns whether an offset of a line is the same event here; ``own`` is ``line_of``."""
+def is_same_event(copy: Copy, generation: int, origin: Origin, own: tuple[Origin, bool]) -> bool:
+    """Returns whether an offset of an origin is the same event here; ``own`` is ``origin_of``."""
     if not copy.same_numbers and not own[1]:
         return False
-    return line.may_be(own[0]) and (generation in copy.made or line.is_surely(own[0]))
+    return origin.may_be(own[0]) and (generation in copy.made or origin.is_surely(own[0]))
 
 
-def is_line_of(line: Line, topic: Topic) -> bool:
-    """Returns whether events of a line may be of a topic; an unknown line may be any."""
-    if not line.partition:
+def is_of_topic(origin: Origin, topic: Topic) -> bool:
+    """Returns whether events of an origin may be of a topic; an unknown origin may be any."""
+    if not origin.partition:
         return True
-    name = line.partition.rpartition("/")[0]
-    return name == topic.name and line.may_be(Line(line.partition, topic.incarnation))
+    name = origin.partition.rpartition("/")[0]
+    return name == topic.name and origin.may_be(Origin(origin.partition, topic.incarnation))
 
 
-def line_of(context: Context, pipeline: str, partition: str) -> tuple[Line, bool] | None:
+def origin_of(context: Context, pipeline: str, partition: str) -> tuple[Origin, bool] | None:
     """Returns what a generation holds under a source partition; None if it has not begun.
 
     Also returns whether its offsets are the source's own, not numbers of the pipeline.
@@ -247,7 +250,7 @@ def line_of(context: Context, pipeline: str, partition: str) -> tuple[Line, bool
     if head is None:
         return None
     begin = head.position if head.begin is None else head.begin.position
-    return Line(partition, head.incarnation), are_offsets(begin, head.position)
+    return Origin(partition, head.incarnation), are_offsets(begin, head.position)
 
 
 def with_later_ones(
@@ -276,8 +279,8 @@ def partitions_of(context: Context, pipeline: str, topic: Topic) -> dict[str, in
     for partition in read_partitions(context, pipeline):
         name, _, number = partition.rpartition("/")
         if name == topic.name and number.isascii() and number.isdecimal():
-            own = line_of(context, pipeline, partition)
-            if own is None or own[0].may_be(Line(partition, topic.incarnation)):
+            own = origin_of(context, pipeline, partition)
+            if own is None or own[0].may_be(Origin(partition, topic.incarnation)):
                 found[partition] = int(number)
     return found
 

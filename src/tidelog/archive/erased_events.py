@@ -32,23 +32,23 @@ from typing import NamedTuple
 import numpy as np
 
 from tidelog.archive.derived_archives import (
-    UNKNOWN_LINE,
+    UNKNOWN_ORIGIN,
     Copy,
-    Line,
+    Origin,
     archives_above,
     archives_of,
-    is_line_of,
+    is_of_topic,
     is_same_event,
-    line_of,
+    origin_of,
 )
 from tidelog.catalog.update import read_stable
 from tidelog.context import Context
 from tidelog.coordination.audit import (
     AuditedEvent,
     AuditRecord,
-    id_mark,
+    id_hash,
     key_digest,
-    key_mark,
+    key_hash,
     read_audit,
 )
 from tidelog.errors import NotFoundError, UnavailableError
@@ -64,7 +64,7 @@ from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows
 __all__ = [
     "Deletions",
     "ErasedBefore",
-    "Places",
+    "PartitionOffsets",
     "deleted_offsets",
     "deletion_records",
     "knows_all",
@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 
-Places = dict[int, set[int]]
+PartitionOffsets = dict[int, set[int]]
 """Offsets by partition."""
 
 
@@ -80,13 +80,13 @@ Places = dict[int, set[int]]
 class Deletions:
     """What was deleted from a topic, and what of it by some ids and keys."""
 
-    all: Places = field(default_factory=dict)
-    by_id: Mapping[str, Places] = field(default_factory=dict)
-    by_key: Mapping[bytes, Places] = field(default_factory=dict)
+    all: PartitionOffsets = field(default_factory=dict)
+    by_id: Mapping[str, PartitionOffsets] = field(default_factory=dict)
+    by_key: Mapping[bytes, PartitionOffsets] = field(default_factory=dict)
     ledger: ErasedIds = NOTHING_ERASED  # until when events with these ids and keys were erased
 
 
-def deleted_offsets(context: Context, topic: Topic) -> Places:
+def deleted_offsets(context: Context, topic: Topic) -> PartitionOffsets:
     """Returns every offset of a topic that was ever deleted, by partition."""
     return read_deletions(context, topic).all
 
@@ -100,8 +100,8 @@ def read_deletions(
         by_key={each: {} for each in keys},
         ledger=erased_until(context, topic, ids, keys),
     )
-    marks = {key_mark(key): places for key, places in found.by_key.items()}
-    ids_by_mark = {id_mark(each): places for each, places in found.by_id.items()}
+    marks = {key_hash(key): places for key, places in found.by_key.items()}
+    ids_by_mark = {id_hash(each): places for each, places in found.by_id.items()}
     for record, events in deletion_records(context, topic):
         for event in events:
             sought = (ids_by_mark.get(event.id or ""), marks.get(record.key))
@@ -174,7 +174,7 @@ class ErasedBefore:
 
     def __call__(self, partition: str) -> ErasedRows:
         """Returns the events of a source partition that no range may write."""
-        own = line_of(self.context, self.archive.pipeline(self.generation), partition)
+        own = origin_of(self.context, self.archive.pipeline(self.generation), partition)
         if own is None:
             return NO_ERASED_ROWS
         found = _FoundDeletions(set(), {}, {})
@@ -187,20 +187,24 @@ class ErasedBefore:
         return ErasedRows(offsets, ErasedIds(found.ids, found.keys))
 
     def _add_own(
-        self, found: _FoundDeletions, record: AuditRecord, copy: Copy, own: tuple[Line, bool]
+        self,
+        found: _FoundDeletions,
+        record: AuditRecord,
+        copy: Copy,
+        own: tuple[Origin, bool],
     ) -> None:
         """Adds what a record of an archive names."""
         here: list[AuditedEvent] = []
         for event in record.events:
             source = record.sources[event.partition]
-            line = Line(source.partition, source.incarnation)
-            if line == UNKNOWN_LINE or is_same_event(copy, self.generation, line, own):
+            origin = Origin(source.partition, source.incarnation)
+            if origin == UNKNOWN_ORIGIN or is_same_event(copy, self.generation, origin, own):
                 here.append(event)
         found.offsets.update(event.offset for event in here if event.offset >= 0)
         if here:
             found.enter(record, here)
 
-    def _add_deletions(self, found: _FoundDeletions, own: Line) -> None:
+    def _add_deletions(self, found: _FoundDeletions, own: Origin) -> None:
         """Adds what was deleted from the topic that the events come from.
 
         Ids count only if no offset is known, for events that only files set aside hold: the topic
@@ -208,7 +212,7 @@ class ErasedBefore:
         """
         name = own.partition.rpartition("/")[0]
         for topic in list_topics(self.context):
-            if topic.name != name or not is_line_of(own, topic):
+            if topic.name != name or not is_of_topic(own, topic):
                 continue
             made = {(each.incarnation, number) for each, number in archives_of(self.context, topic)}
             if (self.archive.incarnation, self.generation) not in made:

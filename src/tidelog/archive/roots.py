@@ -26,7 +26,7 @@ from tidelog.model.schema import OBJECTS
 from tidelog.store.base import Store
 
 __all__ = [
-    "has_our_mark",
+    "is_ours",
     "is_own_name",
     "own_folders",
     "place_of_root",
@@ -117,10 +117,10 @@ def is_own_name(archive: Archive, key: str) -> bool:
     return of_generation or name == "_SUCCESS" or below.startswith("_delta_log/")
 
 
-def has_our_mark(store: Store, archive: Archive) -> bool:
+def is_ours(store: Store, archive: Archive) -> bool:
     """Returns whether a folder still has this archive's mark."""
     try:
-        return store.get(archive.owner) == archive.mark
+        return store.get(archive.owner) == archive.owner_content
     except NotFoundError:
         return False
 

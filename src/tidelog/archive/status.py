@@ -369,7 +369,7 @@ def _first_time_ms(source: Source, range: SourceRange) -> int | None:
 
 def _drivers(context: Context, pipeline: str, now_ms: int) -> tuple[int, int]:
     """Returns how many drivers are alive, and how many are silent."""
-    limit_ms = context.settings.lease_ttl_ms + _BEATS_MISSED_MS
+    limit_ms = context.log_settings.lease_ttl_ms + _BEATS_MISSED_MS
     is_dead: Callable[[str], bool] = context.processes.is_dead
     members = read_members(context, layout.pipeline_members(pipeline)).values()
     alive = [

@@ -7,7 +7,7 @@ stays. Records are kept for :data:`ACTIONS_KEPT_MS`; the sweep deletes older one
 
 **Amendments** are in the audit of their topic or archive. A record never contains bytes of an
 event. It contains the hash of an id or a key: the id itself would survive the erasure in the
-catalog. A hash can be compared with a known id (:func:`id_mark`), but does not reveal it.
+catalog. A hash can be compared with a known id (:func:`id_hash`), but does not reveal it.
 
 Such a record is written before the first row of its amendment, as ``begun``, and again after the
 last one, as ``done``. If it stays ``begun``, its process died: some of its events may be amended
@@ -37,7 +37,7 @@ from tidelog.model.partition_rows import decode_row, encode_row
 
 __all__ = [
     "ACTIONS_KEPT_MS",
-    "MARK_BYTES",
+    "HASH_BYTES",
     "RECORD_BYTES_MAX",
     "WHO_MAX",
     "Action",
@@ -48,9 +48,9 @@ __all__ = [
     "Owner",
     "Why",
     "forget_actions",
-    "id_mark",
+    "id_hash",
     "key_digest",
-    "key_mark",
+    "key_hash",
     "newest_records",
     "put_record",
     "read_actions",
@@ -136,8 +136,8 @@ def _stored_text(text: str, most: int) -> str:
     return text.encode(errors="backslashreplace").decode()[:most]
 
 
-MARK_BYTES = 71  # of the hash of an id or a key
-RECORD_BYTES_MAX = 150_000  # of marks and positions in one record
+HASH_BYTES = 71  # of the hash of an id or a key
+RECORD_BYTES_MAX = 150_000  # of hashes and positions in one record
 WHY_MAX = 2_000
 
 
@@ -154,7 +154,7 @@ class Owner(Protocol):
 class AuditedEvent(Persisted, frozen=True, array_like=True):
     """One event of a record."""
 
-    id: str | None  # its mark
+    id: str | None  # its hash
     partition: int
     offset: int
 
@@ -167,7 +167,7 @@ class AuditedSource(Persisted, frozen=True, array_like=True):
 
 
 class AuditedProof(Persisted, frozen=True, array_like=True):
-    """The proof of an erasure: its result, the hash of its file, and the marks of its ids."""
+    """The proof of an erasure: its result, the hash of its file, and the hashes of its ids."""
 
     verdict: str
     sha256: str
@@ -184,7 +184,7 @@ class AuditRecord(Persisted, frozen=True):
     why: str
     events: tuple[AuditedEvent, ...]
     state: Literal["begun", "done"] = "begun"
-    key: str = ""  # of a delete or a proof by key: the mark of the key
+    key: str = ""  # of a delete or a proof by key: the hash of the key
     archived: bool = False  # the events were found only in archives; decided once written
     until_ms: int = 0  # of those: the time in the ledger for their ids and key
     sources: tuple[AuditedSource, ...] = ()  # of an archive's own record: its partitions
@@ -192,7 +192,7 @@ class AuditRecord(Persisted, frozen=True):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Returns the marks of the ids that it is about, each once."""
+        """Returns the hashes of the ids that it is about, each once."""
         found = self.proof.ids if self.proof else (each.id for each in self.events)
         return tuple(dict.fromkeys(each for each in found if each is not None))
 
@@ -242,8 +242,8 @@ def read_audit(
 
     The oldest comes first.
     """
-    wanted = None if event_id is None else id_mark(event_id)
-    wanted_key = None if key is None else key_mark(key)
+    wanted = None if event_id is None else id_hash(event_id)
+    wanted_key = None if key is None else key_hash(key)
     for record, _ in read_records(context, topic, since_ms):
         if (wanted is None or wanted in record.ids) and wanted_key in (None, record.key):
             yield record
@@ -266,16 +266,16 @@ def newest_records(context: Context, topic: Owner, most: int) -> list[AuditRecor
     return [decode_row(row.value, AuditRecord, what) for row in islice(rows, most)]
 
 
-def key_mark(key: bytes) -> str:
+def key_hash(key: bytes) -> str:
     """Returns the hash of a key for a record. A key may be personal data."""
     return "sha256:" + hashlib.sha256(key).hexdigest()
 
 
-def id_mark(event_id: str) -> str:
+def id_hash(event_id: str) -> str:
     """Returns the hash of an id for a record. An id may be personal data."""
-    return key_mark(event_id.encode())
+    return key_hash(event_id.encode())
 
 
-def key_digest(mark: str) -> bytes:
-    """Returns the digest in the ledger for a mark in a record."""
-    return bytes.fromhex(mark.removeprefix("sha256:"))
+def key_digest(hashed: str) -> bytes:
+    """Returns the digest in the ledger for a hash in a record."""
+    return bytes.fromhex(hashed.removeprefix("sha256:"))

@@ -90,7 +90,7 @@ class Membership:
         clock = self._context.clock
         # Taken before the rows are read: a slow scan must not count as silence.
         began_s = clock.monotonic_s()
-        ttl_s = self._context.settings.lease_ttl_ms / 1000
+        ttl_s = self._context.log_settings.lease_ttl_ms / 1000
         living: list[str] = []
         seen: dict[str, tuple[str, float]] = {}
         once: set[str] = set()
@@ -157,7 +157,7 @@ class Membership:
         if known != row.version:
             self._seen[row.row] = (row.version, self._context.clock.monotonic_s())
             return False
-        return began_s - since_s > self._context.settings.lease_ttl_ms / 1000
+        return began_s - since_s > self._context.log_settings.lease_ttl_ms / 1000
 
 
 def fair_share(member_id: str, living: Sequence[str], count: int) -> int:

@@ -110,7 +110,7 @@ class Silence:
         now_s = self._context.clock.monotonic_s()
         if self._seen[0] != version:
             self._seen = (version, now_s)
-        return now_s - self._seen[1] > self._context.settings.lease_ttl_ms / 1000
+        return now_s - self._seen[1] > self._context.log_settings.lease_ttl_ms / 1000
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def beating(context: Context, beat: Callable[[], None]) -> Iterator[threading.Ev
     lost, ended = threading.Event(), threading.Event()
 
     def run() -> None:
-        while not ended.wait(context.settings.lease_ttl_ms / 3000):
+        while not ended.wait(context.log_settings.lease_ttl_ms / 3000):
             try:
                 beat()
             except FencedError:
@@ -182,7 +182,7 @@ class Ownership:
 
     def take(self) -> bool:
         """Waits long enough to see whether an owner is dead; returns False if it is alive."""
-        times = looks(self._context.clock, self._context.settings.dead_after_s, _LOOK_S)
+        times = looks(self._context.clock, self._context.log_settings.dead_after_s, _LOOK_S)
         return any(self.try_take() for _ in times)
 
     def check(self) -> Check:

@@ -151,7 +151,7 @@ def check_outside(context: Context, archive: Archive, store: Store) -> None:
     """
     if is_outside(context, archive):
         what = check_ours(context, archive)
-        check_mark(store, archive.owner, archive.mark, what, archive.name)
+        check_mark(store, archive.owner, archive.owner_content, what, archive.name)
 
 
 def check_ours(context: Context, archive: Archive) -> str:

@@ -25,10 +25,10 @@ from functools import cached_property
 from tidelog.archive.archive import list_archives
 from tidelog.archive.derived_archives import (
     Copy,
-    Line,
+    Origin,
     copies_of,
     is_same_event,
-    line_of,
+    origin_of,
     sources_of,
 )
 from tidelog.archive.erased_events import Deletions
@@ -37,9 +37,9 @@ from tidelog.connectors.by_url import pipelines_of
 from tidelog.context import Context
 from tidelog.coordination.audit import (
     AuditRecord,
-    id_mark,
+    id_hash,
     key_digest,
-    key_mark,
+    key_hash,
     read_audit,
 )
 from tidelog.coordination.pipeline_rows import generation_pipeline, read_partitions
@@ -48,7 +48,7 @@ from tidelog.erasure.proof_scope import Generation, ProofScope
 from tidelog.erasure.search import ranges_under_way
 from tidelog.erasure.topic_copies import (
     Copies,
-    Origin,
+    Originals,
     Source,
     copying_under_way,
     find_copies,
@@ -110,7 +110,7 @@ class ArchiveScope(ProofScope):
     def incarnations(self) -> Collection[str]:
         """Returns the topics that are deleted, or being deleted, and whose events it holds."""
         ready = {each.incarnation for each in self._topics}
-        return {line.incarnation for line in self._lines} - ready
+        return {origin.incarnation for origin in self._origins} - ready
 
     def generations(self) -> list[Generation]:
         """Returns the generations of its family, and of archives of the same source partitions."""
@@ -122,8 +122,8 @@ class ArchiveScope(ProofScope):
             by_id={each: {} for each in ids},
             by_key={each: {} for each in keys},
             ledger=ErasedIds(
-                self._times({id_mark(each) for each in ids}, by_key=False),
-                self._times({key_mark(each) for each in keys}, by_key=True),
+                self._times({id_hash(each) for each in ids}, by_key=False),
+                self._times({key_hash(each) for each in keys}, by_key=True),
             ),
         )
         return EventMatcher(self._deletions, by_offset=False)
@@ -132,8 +132,8 @@ class ArchiveScope(ProofScope):
         """Returns whether an audit has an erasure of each id and key."""
         ids = {mark for _, record in self._records for mark in record.ids}
         keys = {record.key for _, record in self._records}
-        return ids.issuperset(map(id_mark, deletions.by_id)) and keys.issuperset(
-            map(key_mark, deletions.by_key)
+        return ids.issuperset(map(id_hash, deletions.by_id)) and keys.issuperset(
+            map(key_hash, deletions.by_key)
         )
 
     def partitions(self, archive: Archive, generation: int) -> dict[str, int]:
@@ -141,21 +141,21 @@ class ArchiveScope(ProofScope):
         pipeline = archive.pipeline(generation)
         found: dict[str, int] = {}
         for partition in read_partitions(self.context, pipeline):
-            own = line_of(self.context, pipeline, partition)
-            if own is None or self.is_own_line(archive, own[0]):
+            own = origin_of(self.context, pipeline, partition)
+            if own is None or self.is_own_origin(archive, own[0]):
                 place = (pipeline, partition)
                 found[partition] = self._numbers.setdefault(place, len(self._numbers))
                 if own is not None:
                     self._note_offsets(archive, generation, own, found[partition])
         return found
 
-    def is_own_line(self, archive: Archive, line: Line) -> bool:
-        """Returns whether a line of an archive may hold the events; an unknown line may."""
-        if archive.incarnation in self._family or not line.partition:
+    def is_own_origin(self, archive: Archive, origin: Origin) -> bool:
+        """Returns whether an origin of an archive may hold the events; an unknown origin may."""
+        if archive.incarnation in self._family or not origin.partition:
             return True
-        if any(line.is_surely(each) for each in self._lines):
+        if any(origin.is_surely(each) for each in self._origins):
             return True
-        is_same = any(line.partition == each.partition for each in self._lines)
+        is_same = any(origin.partition == each.partition for each in self._origins)
         return is_same and (
             archive.incarnation in self._made_of_others
             or not self._outside.isdisjoint(map(_origin, _sources(archive)))
@@ -183,7 +183,7 @@ class ArchiveScope(ProofScope):
 
     def pipelines(self) -> list[NamedPipeline]:
         """Returns the named pipelines that read one of the archives, or the same source."""
-        return list(pipelines_from(self.context, self._origin.sources))
+        return list(pipelines_from(self.context, self._originals.sources))
 
     def quoted(self, pipeline: str, partition: str, sought: EventMatcher) -> set[int] | None:
         """Returns the erased offsets of a source partition, or of all."""
@@ -202,7 +202,7 @@ class ArchiveScope(ProofScope):
 
     def copies(self) -> Copies:
         """Returns where events of the archives, or of the same source, were copied to."""
-        return find_copies(self.context, self._origin)
+        return find_copies(self.context, self._originals)
 
     def copying_under_way(self, sought: EventMatcher) -> Iterator[tuple[str, str]]:
         """Yields unfinished copies of the archives and of the same source."""
@@ -212,14 +212,14 @@ class ArchiveScope(ProofScope):
                 each: self._offsets_of(each) for each in read_partitions(self.context, pipeline)
             }
 
-        return copying_under_way(self.context, self._origin, offsets)
+        return copying_under_way(self.context, self._originals, offsets)
 
     def out_of_reach(self) -> Iterator[str]:
         """Yields messages about sources, topics that exist, and archives of other homes."""
         yield from outside_of_home(self.context, self.archives().values())
         yield from other_sources(self.context, self._archive)
         for topic in self._topics:
-            if any(line.incarnation == topic.incarnation for line in self._lines):
+            if any(origin.incarnation == topic.incarnation for origin in self._origins):
                 do = f"prove that with `tidelog verify {topic.name} --erased ID`"
                 yield f"topic `{topic.name}`: the archive has events of it: was not searched: {do}"
 
@@ -231,17 +231,17 @@ class ArchiveScope(ProofScope):
     # What was erased.
 
     @cached_property
-    def _lines(self) -> frozenset[Line]:
+    def _origins(self) -> frozenset[Origin]:
         """Returns the source partitions that the archive has, or had when events were erased."""
         found = {
             own[0]
             for generation in self._archive.makings
             for pipeline in [self._archive.pipeline(generation)]
             for partition in read_partitions(self.context, pipeline)
-            if (own := line_of(self.context, pipeline, partition)) is not None
+            if (own := origin_of(self.context, pipeline, partition)) is not None
         }
         found |= {
-            Line(source.partition, source.incarnation)
+            Origin(source.partition, source.incarnation)
             for _, record in self._records
             for source in record.sources
             if source.partition
@@ -249,7 +249,7 @@ class ArchiveScope(ProofScope):
         return frozenset(found)
 
     def _note_offsets(
-        self, archive: Archive, generation: int, own: tuple[Line, bool], number: int
+        self, archive: Archive, generation: int, own: tuple[Origin, bool], number: int
     ) -> None:
         """Enters the erased offsets of a generation's source partition under its number."""
         found, marks = self._deletions, self._marks()
@@ -258,8 +258,8 @@ class ArchiveScope(ProofScope):
             related = copy or Copy(archive, frozenset(), same_numbers=False)
             for event in record.events:
                 source = record.sources[event.partition]
-                line = Line(source.partition, source.incarnation)
-                if event.offset >= 0 and is_same_event(related, generation, line, own):
+                origin = Origin(source.partition, source.incarnation)
+                if event.offset >= 0 and is_same_event(related, generation, origin, own):
                     for places in (found.all, marks.get(event.id or ""), marks.get(record.key)):
                         if places is not None:
                             places.setdefault(number, set()).add(event.offset)
@@ -279,8 +279,8 @@ class ArchiveScope(ProofScope):
     def _marks(self) -> dict[str, dict[int, set[int]]]:
         """Returns where events were erased, by the marks of the ids and keys that are sought."""
         ids, keys = self._deletions.by_id, self._deletions.by_key
-        return {id_mark(each): ids[each] for each in ids} | {
-            key_mark(each): keys[each] for each in keys
+        return {id_hash(each): ids[each] for each in ids} | {
+            key_hash(each): keys[each] for each in keys
         }
 
     def _times(self, marks: Set[str], *, by_key: bool) -> dict[bytes, int]:
@@ -323,10 +323,10 @@ class ArchiveScope(ProofScope):
         """Returns whether another archive has one of the source partitions."""
         pipelines = [archive.pipeline(number) for number in archive.makings]
         return any(
-            own is not None and self.is_own_line(archive, own[0])
+            own is not None and self.is_own_origin(archive, own[0])
             for pipeline in pipelines
             for partition in read_partitions(self.context, pipeline)
-            for own in [line_of(self.context, pipeline, partition)]
+            for own in [origin_of(self.context, pipeline, partition)]
         )
 
     @cached_property
@@ -344,11 +344,11 @@ class ArchiveScope(ProofScope):
         """Returns whether a pipeline reads one of the source partitions outside of the home."""
         if _origin(source_of_url(named.source)) not in self._outside:
             return False
-        own = {line.partition for line in self._lines}
+        own = {origin.partition for origin in self._origins}
         return not own.isdisjoint(read_partitions(self.context, named.incarnation))
 
     @cached_property
-    def _origin(self) -> Origin:
+    def _originals(self) -> Originals:
         archives = self.archives()
         topics = {
             source
@@ -358,10 +358,10 @@ class ArchiveScope(ProofScope):
         }
         own = {("archive", name) for name in archives}
         others = filter(self._reads_same, list_pipelines(self.context))
-        return Origin(
+        return Originals(
             sources=frozenset({*topics, *own, *(source_of_url(each.source) for each in others)}),
-            incarnations=frozenset(line.incarnation for line in self._lines) - {""},
-            names=frozenset(line.partition.rpartition("/")[0] for line in self._lines),
+            incarnations=frozenset(origin.incarnation for origin in self._origins) - {""},
+            names=frozenset(origin.partition.rpartition("/")[0] for origin in self._origins),
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from tidelog.archive.derived_archives import Line
+from tidelog.archive.derived_archives import Origin
 from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites
 from tidelog.erasure.from_archives import DELETE_AGAIN, erase_found, erase_trimmed
@@ -119,9 +119,9 @@ def erase_strays(
         for some, key in searches:
             found = search_strays(context, topic, matcher_of(some, key))
             for partition, here in found.items():
-                line = Line(f"{topic.name}/{partition}", topic.incarnation)
-                places = {(line, offset): each for offset, each in here.items()}
-                numbers = {line: partition}
+                origin = Origin(f"{topic.name}/{partition}", topic.incarnation)
+                places = {(origin, offset): each for offset, each in here.items()}
+                numbers = {origin: partition}
                 erase_found(sent.tracked(context), topic, amender.why, places, numbers, key)
                 strays += len(here)
                 found_ids |= {each.id for each in here.values() if each.id is not None}

@@ -34,30 +34,30 @@ from functools import partial
 import msgspec
 
 from tidelog.archive.derived_archives import (
-    UNKNOWN_LINE,
+    UNKNOWN_ORIGIN,
     Copy,
-    Line,
+    Origin,
     archives_of,
     copies_of,
     held_offsets,
-    is_line_of,
+    is_of_topic,
     partitions_of,
     reachable_archives_of,
     with_later_ones,
 )
-from tidelog.archive.erased_events import Places, deleted_offsets, deletion_records
+from tidelog.archive.erased_events import PartitionOffsets, deleted_offsets, deletion_records
 from tidelog.clock import looks
 from tidelog.context import Context
 from tidelog.coordination.audit import (
-    MARK_BYTES,
+    HASH_BYTES,
     RECORD_BYTES_MAX,
     AuditedEvent,
     AuditedSource,
     AuditRecord,
     Why,
-    id_mark,
+    id_hash,
     key_digest,
-    key_mark,
+    key_hash,
     put_record,
     read_audit,
     read_records,
@@ -71,7 +71,7 @@ from tidelog.erasure.proof_places import files_named_by_events, redact_reasons
 from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_archive
 from tidelog.erasure.search import (
     FoundEvent,
-    Place,
+    SourceOffset,
     check_trimmed,
     matcher_of,
     ranges_under_way,
@@ -134,9 +134,9 @@ def erase_trimmed(
     The next ``purge_once`` or turn of the scribe deletes the bytes from the files. Safe to repeat.
     """
     sought = matcher_of(ids, key)
-    found: dict[Place, FoundEvent] = {}
+    found: dict[SourceOffset, FoundEvent] = {}
     unseen: list[str] = []
-    numbers: dict[Line, int] = {}
+    numbers: dict[Origin, int] = {}
     for archive, generation in reachable_archives_of(context, topic):
         if archive.state_of(generation) == "removing":
             continue  # all of it is deleted
@@ -145,10 +145,10 @@ def erase_trimmed(
         check_trimmed(context, archive, generation, starts)
         some = search_generation(context, archive, generation, starts, (sought, unseen))
         found |= {
-            (Line(line.partition, topic.incarnation), offset): each
-            for (line, offset), each in some.items()
+            (Origin(origin.partition, topic.incarnation), offset): each
+            for (origin, offset), each in some.items()
         }
-        numbers |= {Line(name, topic.incarnation): p for name, p in own.items()}
+        numbers |= {Origin(name, topic.incarnation): p for name, p in own.items()}
     # Also if nothing is found: another call may have erased it.
     known = settled_offsets(context, topic)
     new = {
@@ -157,10 +157,10 @@ def erase_trimmed(
         if place[1] not in known.get(numbers[place[0]], ())
     }
     for archive in {each.name: each for each, _ in reachable_archives_of(context, topic)}.values():
-        of_topic = partial(is_line_of, topic=topic)
+        of_topic = partial(is_of_topic, topic=topic)
         aside = search_aside(context, archive, sought, len(found), of_topic)
         found, new = found | aside, new | aside
-        numbers = dict.fromkeys((line for line, _ in aside), 0) | numbers
+        numbers = dict.fromkeys((origin for origin, _ in aside), 0) | numbers
     sent = SentWrites()
     with sent.unknown_if_any(f"delete in `{topic.name}`", DELETE_AGAIN):
         erase_found(sent.tracked(context), topic, why, new, numbers, key)
@@ -172,26 +172,26 @@ def erase_found(
     context: Context,
     topic: Topic,
     why: Why,
-    found: Mapping[Place, FoundEvent],
-    numbers: Mapping[Line, int],
+    found: Mapping[SourceOffset, FoundEvent],
+    numbers: Mapping[Origin, int],
     key: bytes | None,
 ) -> None:
     """Steps 2 to 4 for events that were found under ids or a key. ``numbers`` has partitions."""
-    mark = "" if key is None else key_mark(key)
+    hashed = "" if key is None else key_hash(key)
     for events, until_ms in _lots(found, numbers):
-        record = _record(context, why, events, until_ms, mark)
+        record = _record(context, why, events, until_ms, hashed)
         version = put_record(context, topic, record)  # step 2
         _enter(context, topic, record, version)
 
 
-def settled_offsets(context: Context, topic: Topic) -> Places:
+def settled_offsets(context: Context, topic: Topic) -> PartitionOffsets:
     """Returns every offset that was ever deleted, after steps 3 and 4 of all those records."""
     known = deleted_offsets(context, topic)
     complete_erasures(context, topic)  # after the read, so it covers everything that was read
     return known
 
 
-def closed_offsets(context: Context, topic: Topic) -> Places:
+def closed_offsets(context: Context, topic: Topic) -> PartitionOffsets:
     """Returns the same for a topic whose heads are closed, where it is final.
 
     No copy can bring an event back there, so heads need not say that the ledger has grown.
@@ -275,7 +275,7 @@ def erase_archived(
     finish_archive(context, archive)
     sought = matcher_of(ids, key)
     unfinished = tuple(_unfinished(context, archive))
-    found: dict[Place, FoundEvent] = {}
+    found: dict[SourceOffset, FoundEvent] = {}
     unseen: list[str] = []
     for generation in archive.in_state("live", "building", "kept"):
         known = read_partitions(context, archive.pipeline(generation))
@@ -290,15 +290,15 @@ def erase_archived(
                 f"archive `{archive.name}`: its topic `{topic.name}` is there: run `tidelog delete "
                 f"{topic.name} ID`, which erases from its archives too"
             )
-    lines = sorted({line for line, _ in found})
-    sources = tuple(AuditedSource(line.partition, line.incarnation) for line in lines)
-    numbers = {line: number for number, line in enumerate(lines)}
-    mark = "" if key is None else key_mark(key)
+    origins = sorted({origin for origin, _ in found})
+    sources = tuple(AuditedSource(origin.partition, origin.incarnation) for origin in origins)
+    numbers = {origin: number for number, origin in enumerate(origins)}
+    hashed = "" if key is None else key_hash(key)
     sent = SentWrites()
     context = sent.tracked(context)
     with sent.unknown_if_any(f"erase from archive `{archive.name}`", "erase again"):
         for events, until_ms in _lots(found, numbers):
-            record = _record(context, why, events, until_ms, mark)
+            record = _record(context, why, events, until_ms, hashed)
             put_record(context, archive, msgspec.structs.replace(record, sources=sources))
         done = tuple(finish_archive(context, archive))
         left = (*unfinished, *_left(context, archive, sought))
@@ -339,7 +339,7 @@ def _unfinished(context: Context, archive: Archive) -> Iterator[str]:
 def _left(context: Context, archive: Archive, sought: EventMatcher) -> Iterator[str]:
     """Yields messages about archives that an archive was made of and that hold the events."""
     for each in original_archives(context, archive):
-        held: set[Place] = set()
+        held: set[SourceOffset] = set()
         for generation in each.in_state("live", "building", "kept"):
             known = dict.fromkeys(read_partitions(context, each.pipeline(generation)))
             held |= search_generation(context, each, generation, known, (sought, [])).keys()
@@ -357,14 +357,14 @@ def finish_archive(context: Context, archive: Archive) -> list[ArchiveErasure]:
     for record, version in list(read_records(context, archive)):
         if record.state == "done":
             continue
-        wanted: dict[Line, list[int]] = {}
-        lines: set[Line] = set()
+        wanted: dict[Origin, list[int]] = {}
+        origins: set[Origin] = set()
         for event in record.events:
             source = record.sources[event.partition]
-            line = Line(source.partition, source.incarnation)
-            lines.add(line)
+            origin = Origin(source.partition, source.incarnation)
+            origins.add(origin)
             if event.offset >= 0:  # negative ones are in files that were set aside
-                wanted.setdefault(line, []).append(event.offset)
+                wanted.setdefault(origin, []).append(event.offset)
         done = [
             erase_from_archive(context, each, generation, offsets)
             for each, generation, offsets in _generations_with(context, archive, wanted)
@@ -372,7 +372,7 @@ def finish_archive(context: Context, archive: Archive) -> list[ArchiveErasure]:
         erased = partial(_erased_ids, record)
         for copy in copies_of(context, archive):
             done.append(ArchiveErasure(copy.archive.name, copy.archive.generation))
-            erase_aside(context, copy.archive, erased, partial(_is_one_of, lines), done[-1])
+            erase_aside(context, copy.archive, erased, partial(_is_one_of, origins), done[-1])
         reports += done
         for error in (error for each in done for error in each.failed.values()):
             raise error
@@ -382,7 +382,7 @@ def finish_archive(context: Context, archive: Archive) -> list[ArchiveErasure]:
 
 
 def _generations_with(
-    context: Context, archive: Archive, wanted: Mapping[Line, Collection[int]]
+    context: Context, archive: Archive, wanted: Mapping[Origin, Collection[int]]
 ) -> Iterator[tuple[Archive, int, Mapping[str, Sequence[int]]]]:
     """Yields the generations of an archive and its copies, with where each has the events."""
     copies: dict[str, Copy] = {}
@@ -397,18 +397,20 @@ def _generations_with(
         yield each, generation, held_offsets(context, copies[each.name], generation, wanted)
 
 
-def _are_of(context: Context, archive: Archive, topic: Topic, found: Iterable[Place]) -> bool:
+def _are_of(
+    context: Context, archive: Archive, topic: Topic, found: Iterable[SourceOffset]
+) -> bool:
     """Returns whether some events of an archive belong to an existing topic."""
-    lines = {line for line, _ in found if line.partition.rpartition("/")[0] == topic.name}
-    return any(line.may_be(Line(line.partition, topic.incarnation)) for line in lines) and any(
-        each.incarnation == archive.incarnation for each, _ in archives_of(context, topic)
-    )
+    origins = {origin for origin, _ in found if origin.partition.rpartition("/")[0] == topic.name}
+    return any(
+        origin.may_be(Origin(origin.partition, topic.incarnation)) for origin in origins
+    ) and any(each.incarnation == archive.incarnation for each, _ in archives_of(context, topic))
 
 
-def _is_one_of(lines: Collection[Line], own: Line) -> bool:
-    """Returns whether a file that was set aside may hold events of one of these lines."""
-    unknown = own == UNKNOWN_LINE or UNKNOWN_LINE in lines
-    return unknown or any(line.may_be(own) for line in lines)
+def _is_one_of(origins: Collection[Origin], own: Origin) -> bool:
+    """Returns whether a file that was set aside may hold events of one of these origins."""
+    unknown = own == UNKNOWN_ORIGIN or UNKNOWN_ORIGIN in origins
+    return unknown or any(origin.may_be(own) for origin in origins)
 
 
 def _erased_ids(record: AuditRecord) -> ErasedIds:
@@ -420,18 +422,18 @@ def _erased_ids(record: AuditRecord) -> ErasedIds:
 
 
 def _lots(
-    found: Mapping[Place, FoundEvent], numbers: Mapping[Line, int]
+    found: Mapping[SourceOffset, FoundEvent], numbers: Mapping[Origin, int]
 ) -> Iterator[tuple[tuple[AuditedEvent, ...], int]]:
     """Yields as many events as one audit record can name, and the latest of their times."""
     some: list[AuditedEvent] = []
     size = latest = 0
-    for (line, offset), each in sorted(found.items()):
-        own = MARK_BYTES + _PLACE_BYTES
+    for (origin, offset), each in sorted(found.items()):
+        own = HASH_BYTES + _PLACE_BYTES
         if some and size + own > RECORD_BYTES_MAX:
             yield tuple(some), latest
             some, size, latest = [], 0, 0
-        mark = None if each.id is None else id_mark(each.id)
-        some.append(AuditedEvent(mark, numbers[line], offset))
+        hashed = None if each.id is None else id_hash(each.id)
+        some.append(AuditedEvent(hashed, numbers[origin], offset))
         size, latest = size + own, max(latest, each.time_ms)
     if some:
         yield tuple(some), latest

@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.archive.erased_events import Deletions, Places
+from tidelog.archive.erased_events import Deletions, PartitionOffsets
 from tidelog.codec.event_json import plain_rows
 from tidelog.codec.formats.raw_columns import read_rows
 from tidelog.codec.formats.schema import PREFIX
@@ -54,7 +54,9 @@ class EventMatcher:
     by_offset: bool = True  # whether events above all offsets that a delete found are newer
     now_ms: int = sys.maxsize  # a later time says nothing about when an event was appended
 
-    def rows(self, batch: pa.RecordBatch, *, later: bool = True) -> dict[int, list[Places]]:
+    def rows(
+        self, batch: pa.RecordBatch, *, later: bool = True
+    ) -> dict[int, list[PartitionOffsets]]:
         """Returns the rows of a batch with one of the ids or keys, and where those were deleted.
 
         Without ``later``, excludes rows after the erasure by the ledger's time, like copies do.
@@ -62,7 +64,7 @@ class EventMatcher:
         copy it may be, for an event dated in the future: ``now_ms`` counts such ones too.
         Raises ``InvalidError`` for a column that cannot be compared.
         """
-        found: dict[int, list[Places]] = {}
+        found: dict[int, list[PartitionOffsets]] = {}
         for name, kind, wanted in (
             ("id", pa.string(), self.deletions.by_id),
             ("key", pa.binary(), self.deletions.by_key),
@@ -109,7 +111,7 @@ class EventMatcher:
         return '"' in value and self.in_text(value.encode())
 
     def state(
-        self, partition: int, offset: int, places: list[Places]
+        self, partition: int, offset: int, places: list[PartitionOffsets]
     ) -> Literal["deleted", "another", "alive"]:
         """Returns what an event with one of the ids or keys is.
 
@@ -220,7 +222,7 @@ def is_event_lines(data: bytes) -> bool:
 
 
 def _matches(
-    column: pa.Array, kind: pa.DataType, wanted: Mapping[Any, Places]
+    column: pa.Array, kind: pa.DataType, wanted: Mapping[Any, PartitionOffsets]
 ) -> Iterator[tuple[int, Any]]:
     try:
         values = column.cast(kind)

@@ -20,14 +20,14 @@ import msgspec
 
 from tidelog.context import Context
 from tidelog.coordination.audit import (
-    MARK_BYTES,
+    HASH_BYTES,
     RECORD_BYTES_MAX,
     AuditedProof,
     AuditRecord,
     Owner,
     Why,
-    id_mark,
-    key_mark,
+    id_hash,
+    key_hash,
     put_record,
     read_audit,
 )
@@ -42,7 +42,7 @@ __all__ = ["Proof", "SearchedPlace", "Trace", "is_recorded", "record_proof"]
 Verdict = Literal["erased", "not erased", "nothing to prove"]
 
 _FORMAT = "tidelog proof 1"
-_MARKS_MAX = RECORD_BYTES_MAX // MARK_BYTES
+_HASHES_MAX = RECORD_BYTES_MAX // HASH_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,8 @@ class Proof:
         >>> home.erase("orders", ids=["order-2"]).is_about(id="order-2")
         True
         """
-        wanted_id = id is None or id_mark(id) in self.ids
-        return wanted_id and (key is None or key_mark(key) in self.keys)
+        wanted_id = id is None or id_hash(id) in self.ids
+        return wanted_id and (key is None or key_hash(key) in self.keys)
 
     def as_json(self) -> builtins.bytes:
         """Returns the text of the proof's file.
@@ -193,7 +193,7 @@ class Proof:
     def _content(self) -> dict[str, Any]:
         deleted = None
         if self.deleted is not None:
-            deleted = asdict(self.deleted) | {"missing": [*map(_mark_once, self.deleted.missing)]}
+            deleted = asdict(self.deleted) | {"missing": [*map(_hash_once, self.deleted.missing)]}
         values = {name: getattr(self, name) for name in _PLAIN}
         about = {"archive": self.archive} if self.archive else {"topic": self.topic}
         return {
@@ -247,10 +247,10 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Proof(**values, places=self.places, traces=self.traces, deleted=self.deleted)
 
 
-def _mark_once(event_id: str) -> str:
+def _hash_once(event_id: str) -> str:
     """Returns the hash of an id; the ids of a proof that was loaded are hashes already."""
-    is_mark = event_id.startswith("sha256:") and len(event_id) == MARK_BYTES
-    return event_id if is_mark else id_mark(event_id)
+    is_hash = event_id.startswith("sha256:") and len(event_id) == HASH_BYTES
+    return event_id if is_hash else id_hash(event_id)
 
 
 def _canonical(content: dict[str, Any]) -> bytes:
@@ -263,8 +263,8 @@ def record_proof(context: Context, owner: Owner, proof: Proof, why: Why) -> None
         raise InvalidError(f"proof: is about another {proof.subject}, which was deleted")
     reason = redacted(why.why, proof.ids, proof.keys)  # a proof must not bring a name back
     by_id = [
-        ("", proof.ids[first : first + _MARKS_MAX])
-        for first in range(0, len(proof.ids), _MARKS_MAX)
+        ("", proof.ids[first : first + _HASHES_MAX])
+        for first in range(0, len(proof.ids), _HASHES_MAX)
     ]
     by_key: list[tuple[str, tuple[str, ...]]] = [(key, ()) for key in proof.keys]
     for key, ids in (*by_id, *by_key):

@@ -36,13 +36,13 @@ import msgspec
 import numpy as np
 
 from tidelog.archive.archive import list_archives
-from tidelog.archive.derived_archives import Line
+from tidelog.archive.derived_archives import Origin
 from tidelog.archive.erased_events import Deletions
 from tidelog.archive.roots import removed_archives
 from tidelog.clock import Clock, looks
 from tidelog.connectors.by_url import StoreFolder, folders_of, pipelines_of
 from tidelog.context import Context
-from tidelog.coordination.audit import Owner, id_mark, key_mark, put_record, read_records
+from tidelog.coordination.audit import Owner, id_hash, key_hash, put_record, read_records
 from tidelog.coordination.jobs import Keeper, read_jobs
 from tidelog.coordination.manifests import load_manifest
 from tidelog.coordination.pipeline_rows import (
@@ -337,15 +337,15 @@ def quoting_rows(
 
 
 def remove_quotes(
-    context: Context, archives: Iterable[Archive], erased: Iterable[tuple[Line, int]]
+    context: Context, archives: Iterable[Archive], erased: Iterable[tuple[Origin, int]]
 ) -> None:
     """Deletes failures of archives that quote erased events, or may, by source partition.
 
     A row is only for display, and a driver that still fails writes another one.
     """
     offsets: dict[str, set[str]] = {}
-    for line, offset in erased:
-        offsets.setdefault(line.partition, {"any"}).add(str(offset))
+    for origin, offset in erased:
+        offsets.setdefault(origin.partition, {"any"}).add(str(offset))
     for archive in archives if offsets else ():
         for pipeline in pipelines_of(archive):
             found = read_failures(context, pipeline).items()
@@ -371,8 +371,8 @@ def redacted(text: str, ids: Collection[str], keys: Collection[str]) -> str:
         return {each for each in (*_words(words), *_spans(words)) if each and is_one(each)}
 
     def is_one(words: str) -> bool:
-        is_id = bool(ids) and id_mark(words) in ids
-        return is_id or (bool(keys) and key_mark(words.encode()) in keys)
+        is_id = bool(ids) and id_hash(words) in ids
+        return is_id or (bool(keys) and key_hash(words.encode()) in keys)
 
     text = _without_words(text, found())
     for word in found():

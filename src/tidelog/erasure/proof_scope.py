@@ -10,7 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 
-from tidelog.archive.derived_archives import Line, archives_of, is_line_of, partitions_of
+from tidelog.archive.derived_archives import (
+    Origin,
+    archives_of,
+    is_of_topic,
+    partitions_of,
+)
 from tidelog.archive.erased_events import Deletions, knows_all, read_deletions
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
@@ -21,7 +26,7 @@ from tidelog.erasure.topic_copies import (
     Copies,
     copying_under_way,
     find_copies,
-    origin_of_topic,
+    originals_of_topic,
     outside_of_proof,
 )
 from tidelog.model.archive import Archive
@@ -72,7 +77,7 @@ class ProofScope(ABC):
         """Returns the source partitions of a generation that may hold the events, with numbers."""
 
     @abstractmethod
-    def is_own_line(self, archive: Archive, line: Line) -> bool:
+    def is_own_origin(self, archive: Archive, origin: Origin) -> bool:
         """Returns whether a file that an archive has set aside may hold the events."""
 
     @abstractmethod
@@ -162,9 +167,9 @@ class TopicScope(ProofScope):
         """Returns the source partitions with events of the topic."""
         return partitions_of(self.context, archive.pipeline(generation), self._topic)
 
-    def is_own_line(self, archive: Archive, line: Line) -> bool:
-        """Returns whether events of a line may be of the topic."""
-        return is_line_of(line, self._topic)
+    def is_own_origin(self, archive: Archive, origin: Origin) -> bool:
+        """Returns whether events of an origin may be of the topic."""
+        return is_of_topic(origin, self._topic)
 
     def unfinished_ranges(self) -> Iterable[tuple[str, str]]:
         """Returns nothing: a delete knows the offsets of all events."""
@@ -184,7 +189,7 @@ class TopicScope(ProofScope):
 
     def copies(self) -> Copies:
         """Returns where events of the topic and its archives were copied to."""
-        return find_copies(self.context, origin_of_topic(self.context, self._topic))
+        return find_copies(self.context, originals_of_topic(self.context, self._topic))
 
     def copying_under_way(self, sought: EventMatcher) -> Iterator[tuple[str, str]]:
         """Yields unfinished copies of the topic and its archives."""
@@ -193,8 +198,8 @@ class TopicScope(ProofScope):
             found = partitions_of(self.context, pipeline, self._topic)
             return {name: sought.offsets(number) for name, number in found.items()}
 
-        origin = origin_of_topic(self.context, self._topic)
-        return copying_under_way(self.context, origin, offsets)
+        originals = originals_of_topic(self.context, self._topic)
+        return copying_under_way(self.context, originals, offsets)
 
     def out_of_reach(self) -> Iterator[str]:
         """Yields messages about sources and archives of other homes."""

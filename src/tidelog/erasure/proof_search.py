@@ -31,7 +31,7 @@ from tidelog.archive.tables import stale_entries
 from tidelog.catalog.base import clear_deleted_rows
 from tidelog.connectors.by_url import folders_of, store_at
 from tidelog.context import Context
-from tidelog.coordination.audit import id_mark, key_mark
+from tidelog.coordination.audit import id_hash, key_hash
 from tidelog.coordination.pipeline_rows import (
     counting_files,
     is_detached,
@@ -60,7 +60,7 @@ from tidelog.erasure.proof_places import (
 )
 from tidelog.erasure.proof_scope import DeletedTopicScope, ProofScope, TopicScope
 from tidelog.erasure.rewrite import is_under_way
-from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
+from tidelog.erasure.rewrite_file import AsideFiles, aside_origins
 from tidelog.erasure.search import clean_files, clean_objects
 from tidelog.erasure.topic_copies import copy_deletions
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
@@ -121,7 +121,7 @@ def _prove(
     context, sought = scope.context, scope.matcher(ids, keys)
     store = context.store.inner if isinstance(context.store, CachedStore) else context.store
     search = _ProofSearch(scope, sought, progress)
-    search.proof.ids, search.proof.keys = tuple(map(id_mark, ids)), tuple(map(key_mark, keys))
+    search.proof.ids, search.proof.keys = tuple(map(id_hash, ids)), tuple(map(key_hash, keys))
     search.proof.searched_ms = context.clock.now_ms()
     search.proof.known = scope.knows_all(sought.deletions)
     search.ranges()
@@ -318,8 +318,8 @@ class _ProofSearch(ObjectSearch):
         Those of a dropped generation are left to the search of single objects. Those of another
         topic are not searched, even if it had the same name.
         """
-        store, lines = store_at(self._context, archive.store), aside_lines(self._context, archive)
-        is_own = partial(self._scope.is_own_line, archive)
+        store, lines = store_at(self._context, archive.store), aside_origins(self._context, archive)
+        is_own = partial(self._scope.is_own_origin, archive)
         others = {key for key, line in lines.items() if not is_own(line)}
         for info in store.list(layout.aside_folder(archive.root)):
             if info.key.partition(layout.ERASING)[0] in others:
@@ -430,7 +430,7 @@ class _ProofSearch(ObjectSearch):
         """Searches the folders of a deleted archive, unless another one has marked its root."""
         store = store_at(self._context, archive.store)
         with contextlib.suppress(NotFoundError):
-            if store.get(archive.owner) != archive.mark:
+            if store.get(archive.owner) != archive.owner_content:
                 return
         self.whole_archive(archive)
 
@@ -510,8 +510,8 @@ class _ProofSearch(ObjectSearch):
         """
         key = (store.url, archive.owner)
         with contextlib.suppress(NotFoundError):
-            if key not in self._seen and store.get(archive.owner) == archive.mark:
-                self.count(key, len(archive.mark))
+            if key not in self._seen and store.get(archive.owner) == archive.owner_content:
+                self.count(key, len(archive.owner_content))
 
     def _under_way(self, archive: Archive, pipeline: str, partition: str, gone: list[int]) -> None:
         """Reports ranges that may have been read before the delete; call before the commits."""

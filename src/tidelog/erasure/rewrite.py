@@ -40,9 +40,9 @@ import msgspec
 import numpy as np
 
 from tidelog.archive.derived_archives import (
-    UNKNOWN_LINE,
-    Line,
-    is_line_of,
+    UNKNOWN_ORIGIN,
+    Origin,
+    is_of_topic,
     partitions_of,
     reachable_archives_of,
     with_later_ones,
@@ -63,7 +63,7 @@ from tidelog.coordination.pipeline_rows import (
     read_progress,
     replay_pipeline,
 )
-from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
+from tidelog.erasure.rewrite_file import AsideFiles, aside_origins
 from tidelog.erasure.rewrite_range import (
     FileReplace,
     Offsets,
@@ -71,6 +71,7 @@ from tidelog.erasure.rewrite_range import (
     RangeRewriter,
     Values,
     holds_here,
+    manifest_without,
     matches_entry,
     replace_file,
     replace_here,
@@ -98,8 +99,8 @@ from tidelog.tasks import TaskRunner
 
 __all__ = [
     "ArchiveErasure",
-    "EraseLane",
     "Offsets",
+    "PartitionRewriter",
     "RangeToSettle",
     "erase_aside",
     "erase_from_archive",
@@ -160,7 +161,7 @@ def erase_from_archives(
             report = erase_from_archive(context, archive, generation, offsets)
             if archive.name not in [each.archive for each in reports]:  # once for all generations
                 ledger = partial(read_ledger, context, topic)
-                erase_aside(context, archive, ledger, partial(is_line_of, topic=topic), report)
+                erase_aside(context, archive, ledger, partial(is_of_topic, topic=topic), report)
             reports.append(report)
             errors += report.failed.values()
     for error in errors:
@@ -188,10 +189,12 @@ def erase_from_archive(
         for partition in read_partitions(context, pipeline):
             wanted = np.array(sorted(offsets.get(partition, ())), np.int64)
             if len(wanted):
-                lane = EraseLane(context, store, archive, generation, pipeline, partition)
+                rewriter = PartitionRewriter(
+                    context, store, archive, generation, pipeline, partition
+                )
                 # Before the rows are read, on purpose.
                 report.waiting += is_under_way(context, pipeline, partition, wanted)
-                todo += [RangeToSettle(lane, row, wanted) for row in lane.rows(wanted)]
+                todo += [RangeToSettle(rewriter, row, wanted) for row in rewriter.rows(wanted)]
         settle_ranges(context, todo, report)
     return report
 
@@ -206,9 +209,9 @@ def finish_rewrites(context: Context, archive: Archive, generation: int) -> Arch
     own, nothing = archive.pipeline(generation), np.array([], np.int64)
     for pipeline in (own, replay_pipeline(own)):
         for partition in read_partitions(context, pipeline):
-            lane = EraseLane(context, store, archive, generation, pipeline, partition)
-            for row in lane.rows(nothing):
-                lane.settle(row, nothing, report)
+            rewriter = PartitionRewriter(context, store, archive, generation, pipeline, partition)
+            for row in rewriter.rows(nothing):
+                rewriter.settle(row, nothing, report)
     return report
 
 
@@ -216,7 +219,7 @@ def erase_aside(
     context: Context,
     archive: Archive,
     erased: Callable[[], ErasedIds],
-    is_wanted: Callable[[Line], bool],
+    is_wanted: Callable[[Origin], bool],
     report: ArchiveErasure,
 ) -> None:
     """Removes events from the files of an archive that were set aside after a restore.
@@ -225,8 +228,8 @@ def erase_aside(
     """
     store = files_at(context, archive)
     if next(iter(store.list(layout.aside_folder(archive.root))), None) is not None:
-        lines = aside_lines(context, archive)
-        aside = AsideFiles(store, archive, lambda key: is_wanted(lines.get(key, UNKNOWN_LINE)))
+        origins = aside_origins(context, archive)
+        aside = AsideFiles(store, archive, lambda key: is_wanted(origins.get(key, UNKNOWN_ORIGIN)))
         files, events = aside.erase(erased())
         report.files += files
         report.events += events
@@ -242,7 +245,7 @@ def is_under_way(context: Context, pipeline: str, partition: str, wanted: Offset
 class RangeToSettle:
     """A commit that may hold events which are to be erased or updated."""
 
-    lane: EraseLane
+    rewriter: PartitionRewriter
     row: str
     wanted: Offsets
 
@@ -254,25 +257,25 @@ def settle_ranges(context: Context, todo: Sequence[RangeToSettle], report: Archi
         if context.tasks is not None:
             _rewrite_ahead(context.tasks, some)
         for each in some:
-            each.lane.settle(each.row, each.wanted, report)
+            each.rewriter.settle(each.row, each.wanted, report)
 
 
 def _rewrite_ahead(runner: TaskRunner, todo: Sequence[RangeToSettle]) -> None:
     """Lets tasks stage and replace files. ``settle`` does what they have not done."""
     title, size = f"erase from {len(todo)} ranges of archives", attrgetter("size")
-    ranges = (work for n, each in enumerate(todo) if (work := each.lane.work_of(n, each)))
+    ranges = (work for n, each in enumerate(todo) if (work := each.rewriter.work_of(n, each)))
     staged: list[RangeRewrite] = []
     for work, holds_some in runner.run(title, holds_here, ranges, size):
         each = todo[work.number]
-        staged += filter(None, [each.lane.begin(each, work, holds_some)])
+        staged += filter(None, [each.rewriter.begin(each, work, holds_some)])
     files: list[FileReplace] = []
     for work, entries in runner.run(title, stage_here, staged, size):
-        files += todo[work.number].lane.decided(work, todo[work.number], entries)
+        files += todo[work.number].rewriter.record_staged(work, todo[work.number], entries)
     for file, _ in runner.run(title, replace_here, files, size):
-        todo[file.number].lane.replaced(file.after)
+        todo[file.number].rewriter.note_replaced(file.after)
 
 
-class EraseLane:
+class PartitionRewriter:
     """The committed ranges of one source partition."""
 
     values: Values | None = None  # that events get instead of being erased
@@ -295,7 +298,9 @@ class EraseLane:
         self._pipeline = pipeline
         self._partition = partition
         self._where = layout.pipeline_partition(pipeline, partition)
-        self._no_longer: set[str] = set()  # manifests of ranges that hold nothing, as tasks found
+        self._without_events: set[str] = (
+            set()
+        )  # manifests of ranges that hold nothing, as tasks found
         self._staged: dict[str, dict[str, FileEntry]] = {}  # by tasks, by future manifest
         self._replaced: set[FileEntry] = set()  # by tasks
 
@@ -365,7 +370,7 @@ class EraseLane:
             if tuple(load_manifest(self._context.store, committed.manifest).parts) != work.parts:
                 return None
             if not holds_some:
-                self._no_longer.add(committed.manifest)
+                self._without_events.add(committed.manifest)
                 return None
             self._intend(row, committed)
             begun = self._row(each.row)
@@ -373,7 +378,7 @@ class EraseLane:
                 return replace(work, staging=self._staging(now))
         return None
 
-    def decided(
+    def record_staged(
         self, work: RangeRewrite, each: RangeToSettle, entries: dict[str, FileEntry]
     ) -> list[FileReplace]:
         """Step 2, with staged files. Returns the files to replace."""
@@ -391,7 +396,8 @@ class EraseLane:
             return [file for file in files if file.after.kind != "dead"]
         return []
 
-    def replaced(self, file: FileEntry) -> None:
+    def note_replaced(self, file: FileEntry) -> None:
+        """Notes that a task has done step 3 for a file."""
         self._replaced.add(file)
 
     def _is_dropped(self) -> bool:
@@ -423,8 +429,8 @@ class EraseLane:
         return None if row is None else self._decode(row)
 
     def _holds_some(self, committed: Commit, wanted: Offsets) -> bool:
-        if committed.manifest in self._no_longer:
-            self._no_longer.discard(committed.manifest)
+        if committed.manifest in self._without_events:
+            self._without_events.discard(committed.manifest)
             return False
         manifest = load_manifest(self._context.store, committed.manifest)
         return self._ranges.holds_some(manifest.parts, wanted)
@@ -513,7 +519,7 @@ class EraseLane:
         self, old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets
     ) -> Manifest:
         """Returns the manifest of a range with its staged files."""
-        return _manifest_without(old, staged, wanted)
+        return manifest_without(old, staged, wanted)
 
     def _is_lost(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> bool:
         """Returns whether a staged copy that is still needed is gone, so all must begin again.
@@ -570,20 +576,6 @@ def _changed_files(old: Manifest, new: Manifest) -> list[tuple[FileEntry, FileEn
 def _files(manifest: Manifest) -> list[FileEntry]:
     """Returns the files of all its ranges."""
     return [file for part in manifest.parts for file in part.files]
-
-
-def _manifest_without(old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets) -> Manifest:
-    """Returns the manifest of a range whose files were staged without the wanted offsets."""
-    gone = np.array(old.erased, np.int64)
-    left = np.setdiff1d(wanted, gone)
-    first = min((f.first_offset for f in old.files), default=0)
-    last = max((f.last_offset for f in old.files), default=-1)
-    here = left[(left >= first) & (left <= last)]
-    return msgspec.structs.replace(
-        old,
-        files=tuple(staged.get(entry.target, entry) for entry in old.files),
-        erased=tuple(int(each) for each in np.union1d(gone, here)),
-    )
 
 
 def _may_hold(committed: Commit, wanted: Offsets) -> bool:

@@ -3,8 +3,8 @@
 Also erases events from files that were set aside after a restore (``pipeline.lost_ranges``). No
 commit names these files, and their offsets may belong to other events by now. So events are
 recognized by ids and keys, and by the times up to which these were erased, like in copies. A row
-has the source partition and incarnation of a file (``aside_lines``): an erasure changes no file of
-another topic, even if it had the same name. A file whose row was lost may be of any.
+has the source partition and incarnation of a file (``aside_origins``): an erasure changes no file
+of another topic, even if it had the same name. A file whose row was lost may be of any.
 
 A file keeps its name, since a dead driver may have copied it there again, create-only. A single
 file is replaced by its etag, in one step. One with a sidecar takes four:
@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidelog.archive.derived_archives import Line
+from tidelog.archive.derived_archives import Origin
 from tidelog.archive.read import ArchiveFiles
 from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
@@ -63,7 +63,7 @@ __all__ = [
     "AsideFiles",
     "FileRewriter",
     "RewrittenFile",
-    "aside_lines",
+    "aside_origins",
 ]
 
 
@@ -276,8 +276,8 @@ class AsideFiles:
         keys = [info.key for info in self._store.list(layout.aside_folder(self._archive.root))]
         beside: set[str | None] = set()
         for generation in self._archive.makings:
-            lessener = FileRewriter(self._store, self._archive.making(generation))
-            beside |= {lessener.sidecar_name(key) for key in keys}
+            rewriter = FileRewriter(self._store, self._archive.making(generation))
+            beside |= {rewriter.sidecar_name(key) for key in keys}
         files = [key for key in keys if key not in beside and layout.ERASING not in key]
         return [key for key in files if self._holds(key)]
 
@@ -297,8 +297,8 @@ class AsideFiles:
         if generation is None:
             return None
         is_dead = f"/{self._archive.dead}/" in key
-        lessener = FileRewriter(self._store, self._archive.making(generation))
-        beside = None if is_dead else lessener.sidecar_name(key)
+        rewriter = FileRewriter(self._store, self._archive.making(generation))
+        beside = None if is_dead else rewriter.sidecar_name(key)
         entries = []
         for name, kind in ((key, "dead" if is_dead else "data"), (beside, "sidecar")):
             if name is not None:
@@ -321,15 +321,15 @@ class AsideFiles:
 
     def _without(self, file: _File, erased: ErasedIds) -> tuple[int, AsideErasure] | None:
         """Returns how many events of a file were erased, and the file without them."""
-        lessener = FileRewriter(self._store, self._archive.making(file.generation))
-        lessened = lessener.without_rows(
+        rewriter = FileRewriter(self._store, self._archive.making(file.generation))
+        rewritten = rewriter.without_rows(
             file.manifest, file.entry, lambda batch: _is_erased(batch, erased)
         )
-        if lessened is None:
+        if rewritten is None:
             return None
-        contents = [lessened.data] + ([] if lessened.sidecar is None else [lessened.sidecar])
+        contents = [rewritten.data] + ([] if rewritten.sidecar is None else [rewritten.sidecar])
         parts = zip(file.manifest.files, contents, strict=True)
-        return lessened.erased, AsideErasure(
+        return rewritten.erased, AsideErasure(
             tuple(ReplacedFile(each.target, each.size, each.crc, data) for each, data in parts)
         )
 
@@ -367,11 +367,11 @@ class AsideFiles:
         return True
 
 
-def aside_lines(context: Context, archive: Archive) -> dict[str, Line]:
+def aside_origins(context: Context, archive: Archive) -> dict[str, Origin]:
     """Returns what the files that were set aside were read from, by key."""
     own = [archive.pipeline(generation) for generation in archive.makings]
     return {
-        key: Line(record.partition, record.incarnation)
+        key: Origin(record.partition, record.incarnation)
         for pipeline in (*own, *map(replay_pipeline, own))
         for record in read_aside(context, pipeline)
         for key in record.files

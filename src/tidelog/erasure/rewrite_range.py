@@ -22,10 +22,7 @@ import numpy.typing as npt
 
 from tidelog.connectors.archive.staging import Uploads
 from tidelog.erasure.rewrite_file import FileRewriter, RewrittenFile, replace_object
-from tidelog.errors import (
-    CorruptError,
-    NotFoundError,
-)
+from tidelog.errors import CorruptError, NotFoundError
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.store import shared_store
@@ -38,6 +35,7 @@ __all__ = [
     "RangeRewriter",
     "Values",
     "holds_here",
+    "manifest_without",
     "matches_entry",
     "replace_file",
     "replace_here",
@@ -84,9 +82,9 @@ class RangeRewriter:
         uploads = Uploads(self._store, staging)
         for part, left in _left_in(parts, wanted):
             for file in self._files_with(part, left):
-                lessened = self._rewritten(part, file, left)
-                if lessened is not None:
-                    self._stage(uploads, list(part.files), file, lessened)
+                rewritten = self._rewritten(part, file, left)
+                if rewritten is not None:
+                    self._stage(uploads, list(part.files), file, rewritten)
         return {entry.target: entry for entry in uploads.close()}
 
     def is_there(self, file: FileEntry) -> bool:
@@ -133,10 +131,10 @@ class RangeRewriter:
             return None
 
     def _stage(
-        self, uploads: Uploads, files: list[FileEntry], file: FileEntry, lessened: RewrittenFile
+        self, uploads: Uploads, files: list[FileEntry], file: FileEntry, rewritten: RewrittenFile
     ) -> None:
         def entry(before: FileEntry, events: int, erased: int) -> None:
-            data = lessened.data if before.kind != "sidecar" else lessened.sidecar or b""
+            data = rewritten.data if before.kind != "sidecar" else rewritten.sidecar or b""
             uploads.add(
                 data,
                 lambda staged, size, crc: msgspec.structs.replace(
@@ -146,12 +144,12 @@ class RangeRewriter:
                     crc=crc,
                     events=events,
                     erased=before.erased + erased,
-                    updated=before.updated + (lessened.updated if events else 0),
+                    updated=before.updated + (rewritten.updated if events else 0),
                 ),
             )
 
-        entry(file, lessened.events, lessened.erased)
-        if lessened.sidecar is not None:
+        entry(file, rewritten.events, rewritten.erased)
+        if rewritten.sidecar is not None:
             beside = self._rewriter.sidecar_name(file.target)
             entry(next(each for each in files if each.target == beside), 0, 0)
 
@@ -230,6 +228,20 @@ class FileReplace:
     @property
     def size(self) -> int:
         return self.before.size + self.after.size
+
+
+def manifest_without(old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets) -> Manifest:
+    """Returns the manifest of a range whose files were staged without the wanted offsets."""
+    gone = np.array(old.erased, np.int64)
+    left = np.setdiff1d(wanted, gone)
+    first = min((f.first_offset for f in old.files), default=0)
+    last = max((f.last_offset for f in old.files), default=-1)
+    here = left[(left >= first) & (left <= last)]
+    return msgspec.structs.replace(
+        old,
+        files=tuple(staged.get(entry.target, entry) for entry in old.files),
+        erased=tuple(int(each) for each in np.union1d(gone, here)),
+    )
 
 
 def holds_here(work: RangeRewrite) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.archive.derived_archives import UNKNOWN_LINE, Line, line_of
+from tidelog.archive.derived_archives import UNKNOWN_ORIGIN, Origin, origin_of
 from tidelog.archive.erased_events import Deletions
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.connectors.by_url import store_at
@@ -25,7 +25,7 @@ from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import counting_files, read_intent, read_partitions
 from tidelog.erasure.matcher import EventMatcher, own_column, rows_of, time_ms_of
 from tidelog.erasure.rewrite import finish_rewrites
-from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
+from tidelog.erasure.rewrite_file import AsideFiles, aside_origins
 from tidelog.errors import CorruptError, InvalidError, UnavailableError
 from tidelog.journal.stray_events import StrayEvents
 from tidelog.log.run_reader import read_run
@@ -39,7 +39,7 @@ from tidelog.store.base import ObjectInfo, Store
 
 __all__ = [
     "FoundEvent",
-    "Place",
+    "SourceOffset",
     "check_trimmed",
     "clean_files",
     "clean_objects",
@@ -53,7 +53,7 @@ __all__ = [
 
 _SEARCHES = 20  # of a source partition whose files change in between
 
-Place = tuple[Line, int]
+SourceOffset = tuple[Origin, int]
 """A source partition, with its incarnation, and an offset."""
 
 
@@ -116,16 +116,16 @@ def search_generation(
     generation: int,
     ends: Mapping[str, int | None],
     search: tuple[EventMatcher, list[str]],
-) -> dict[Place, FoundEvent]:
+) -> dict[SourceOffset, FoundEvent]:
     """Step 1 in one generation: finds what is below the end of each source partition.
 
     ``search`` is what to find, and a list that gets files which cannot be searched.
     """
-    found: dict[Place, FoundEvent] = {}
+    found: dict[SourceOffset, FoundEvent] = {}
     begun = {partition: () for partition, end in ends.items() if end != 0}
     clean = clean_files(context, archive, generation, begun, search[0])
     for partition, end in ends.items():
-        own = line_of(context, archive.pipeline(generation), partition)
+        own = origin_of(context, archive.pipeline(generation), partition)
         if own is not None and end != 0:
             reader = _Searched(archive, generation, partition, clean)
             places = _search_again(context, reader, end, search)
@@ -195,18 +195,18 @@ def search_aside(
     archive: Archive,
     sought: EventMatcher,
     number: int,
-    is_wanted: Callable[[Line], bool] = lambda _: True,
-) -> dict[Place, FoundEvent]:
+    is_wanted: Callable[[Origin], bool] = lambda _: True,
+) -> dict[SourceOffset, FoundEvent]:
     """Searches files that were set aside; uses negative offsets, as theirs are other events'."""
-    found: dict[Place, FoundEvent] = {}
-    lines = aside_lines(context, archive)
+    found: dict[SourceOffset, FoundEvent] = {}
+    origins = aside_origins(context, archive)
 
     def holds(key: str) -> bool:
-        return is_wanted(lines.get(key, UNKNOWN_LINE))
+        return is_wanted(origins.get(key, UNKNOWN_ORIGIN))
 
     for key, batch in AsideFiles(store_at(context, archive.store), archive, holds).batches():
         for row in sought.rows(batch):
-            place = (lines.get(key, UNKNOWN_LINE), -1 - number - len(found))
+            place = (origins.get(key, UNKNOWN_ORIGIN), -1 - number - len(found))
             found[place] = FoundEvent(_id(batch, row), time_ms_of(batch, row))
     return found
 

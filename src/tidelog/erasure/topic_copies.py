@@ -42,15 +42,15 @@ from tidelog.playback.session import list_playbacks
 
 __all__ = [
     "Copies",
-    "Origin",
+    "Originals",
     "Source",
     "TopicCopy",
     "copies_of_archives",
     "copy_deletions",
     "copying_under_way",
     "find_copies",
-    "origin_of_topic",
     "original_archives",
+    "originals_of_topic",
     "other_sources",
     "outside_of_home",
     "outside_of_proof",
@@ -83,7 +83,7 @@ class Copies:
     outside: list[str] = field(default_factory=list)  # messages about all other sinks
 
 
-class Origin(NamedTuple):
+class Originals(NamedTuple):
     """What events were copied from, as the rows of copies name it."""
 
     sources: frozenset[Source]  # of pipelines
@@ -103,17 +103,17 @@ def source_of_url(url: str) -> Source:
     return address.scheme, address.path
 
 
-def origin_of_topic(context: Context, topic: Topic) -> Origin:
+def originals_of_topic(context: Context, topic: Topic) -> Originals:
     """Returns what events of a topic are copied from: the topic and its archives."""
     archives = {archive.name for archive, _ in archives_of(context, topic)}
     sources = {("topic", topic.name), *(("archive", each) for each in archives)}
-    return Origin(frozenset(sources), frozenset({topic.incarnation}), frozenset({topic.name}))
+    return Originals(frozenset(sources), frozenset({topic.incarnation}), frozenset({topic.name}))
 
 
-def find_copies(context: Context, origin: Origin) -> Copies:
+def find_copies(context: Context, originals: Originals) -> Copies:
     """Returns where events were copied to, also through other topics."""
     topics = {each.incarnation: each for each in list_topics(context) if each.state == "ready"}
-    found, known, left = Copies(), set(origin.incarnations), [origin]
+    found, known, left = Copies(), set(originals.incarnations), [originals]
     deleted = list(_deleted_pipelines(context, topics.values()))
     while left:
         one = left.pop()
@@ -125,7 +125,7 @@ def find_copies(context: Context, origin: Origin) -> Copies:
                 known.add(step.target)
                 topic = topics.get(step.target) or _deleted_topic(step)
                 found.topics.append(TopicCopy(topic, step.how))
-                left.append(origin_of_topic(context, topic))
+                left.append(originals_of_topic(context, topic))
     return found
 
 
@@ -139,7 +139,7 @@ def copies_of_archives(context: Context, names: Collection[str]) -> list[str]:
     """Returns messages about topics and other places that events of archives were copied to."""
     messages = []
     sources = frozenset(("archive", each) for each in names)
-    found = find_copies(context, Origin(sources, frozenset(), frozenset()))
+    found = find_copies(context, Originals(sources, frozenset(), frozenset()))
     for copy in found.topics:
         topic, how = copy.topic, copy.how
         do = f"delete these events there too, with `tidelog delete {topic.name}`"
@@ -163,21 +163,21 @@ def _archives_with(context: Context, topic: Topic) -> list[Archive]:
 
 
 def copying_under_way(
-    context: Context, origin: Origin, offsets: Callable[[str], Mapping[str, Collection[int]]]
+    context: Context, originals: Originals, offsets: Callable[[str], Mapping[str, Collection[int]]]
 ) -> Iterator[tuple[str, str]]:
     """Yields unfinished copies that may hold deleted events: the row's place, and what it is.
 
     A driver or a playback may have read an event before it was deleted, and append it later.
     ``offsets`` returns where a pipeline has these events, by source partition.
     """
-    for pipeline in pipelines_from(context, origin.sources):
+    for pipeline in pipelines_from(context, originals.sources):
         for name, places in offsets(pipeline.incarnation).items():
             wanted = np.array(sorted(places), np.int64)
             if len(wanted) and is_under_way(context, pipeline.incarnation, name, wanted):
                 place = layout.pipeline_partition(pipeline.incarnation, name)
                 yield place, f"a range of pipeline `{pipeline.name}` is under way there"
     for playback in list_playbacks(context):
-        is_of_origin = playback.pinned.pin.incarnation in origin.incarnations
+        is_of_origin = playback.pinned.pin.incarnation in originals.incarnations
         is_active = playback.is_played and not playback.state.finished_ms
         if is_of_origin and is_active and playback.pinned.target:
             place = layout.playback_partition(playback.name)
@@ -197,12 +197,12 @@ def copy_deletions(context: Context, copy: Topic, original: Deletions) -> Deleti
     return Deletions(own.all, own.by_id, own.by_key, ErasedIds(ids, keys))
 
 
-def _steps(context: Context, origin: Origin) -> Iterator[_Step]:
+def _steps(context: Context, originals: Originals) -> Iterator[_Step]:
     """Yields what copied events out of a topic, or out of archives."""
-    yield from _of_pipelines(pipelines_from(context, origin.sources))
+    yield from _of_pipelines(pipelines_from(context, originals.sources))
     for playback in list_playbacks(context):
         pinned = playback.pinned
-        if pinned.pin.incarnation in origin.incarnations:
+        if pinned.pin.incarnation in originals.incarnations:
             how = f"playback `{playback.name}` copied events of `{pinned.topic}` to it"
             yield _Step(how, pinned.sink, pinned.target)
 

@@ -35,8 +35,8 @@ from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_partitions, replay_pipeline
 from tidelog.erasure.rewrite import (
     ArchiveErasure,
-    EraseLane,
     Offsets,
+    PartitionRewriter,
     RangeToSettle,
     is_under_way,
     settle_ranges,
@@ -231,17 +231,19 @@ def _update_generation(
             here = values.get(numbers.get(partition, -1), {})
             wanted = np.array(sorted(here), np.int64)
             if len(wanted):
-                lane = _UpdateLane(context, store, archive, generation, pipeline, partition)
-                lane.values, lane.output = here, output
+                rewriter = _PartitionUpdater(
+                    context, store, archive, generation, pipeline, partition
+                )
+                rewriter.values, rewriter.output = here, output
                 # Before the rows are read, on purpose.
                 report.waiting += is_under_way(context, pipeline, partition, wanted)
-                todo += [RangeToSettle(lane, row, wanted) for row in lane.rows(wanted)]
+                todo += [RangeToSettle(rewriter, row, wanted) for row in rewriter.rows(wanted)]
         settle_ranges(context, todo, report)
-        has_changed |= any(each.lane.has_changed for each in todo)
+        has_changed |= any(each.rewriter.has_changed for each in todo)
     return report, has_changed
 
 
-class _UpdateLane(EraseLane):
+class _PartitionUpdater(PartitionRewriter):
     """The committed ranges of one source partition, whose events get new values."""
 
     def _manifest_after(

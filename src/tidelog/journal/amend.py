@@ -40,14 +40,14 @@ import msgspec
 from tidelog.codec.event_batch import bytes_without_value, has_additions
 from tidelog.context import Context
 from tidelog.coordination.audit import (
-    MARK_BYTES,
+    HASH_BYTES,
     RECORD_BYTES_MAX,
     AuditedEvent,
     AuditRecord,
     Why,
-    id_mark,
+    id_hash,
     key_digest,
-    key_mark,
+    key_hash,
     put_record,
 )
 from tidelog.coordination.outcome import SentWrites
@@ -97,7 +97,7 @@ class Amender:
         the one that was refused may be updated; the same call again may include them.
         """
         for value in values.values():
-            check_event(Event(value), self._context.settings.event_bytes_max)
+            check_event(Event(value), self._context.log_settings.event_bytes_max)
         with self._call("update", "read the events, then decide") as call:
             return call._amend("update", values)
 
@@ -186,7 +186,7 @@ class Amender:
             size = len(values[each] or b"") + max(bytes_without_value(e.row) for e in events)
             room = limits.OWN_BYTES_MAX if any(has_additions(e.row) for e in events) else 0
             try:
-                check_event_bytes(size, self._context.settings.event_bytes_max, room)
+                check_event_bytes(size, self._context.log_settings.event_bytes_max, room)
             except InvalidError as exc:
                 raise InvalidError(
                     f"update of id `{each[:200]}`: with the new value its {exc}", **exc.context
@@ -208,7 +208,7 @@ class Amender:
             at_ms=self._context.clock.now_ms(),
             why=self.why.why,
             events=_audit_events(changes),
-            key="" if key is None else key_mark(key),
+            key="" if key is None else key_hash(key),
         )
         until_ms = max(record.at_ms, latest_now_ms(self._context)) if op == "delete" else 0
         version = put_record(self._context, self.topic, record)
@@ -371,7 +371,7 @@ def _changes(
 def _audit_events(changes: Iterable[AmendmentChange]) -> tuple[AuditedEvent, ...]:
     return tuple(
         AuditedEvent(
-            None if change.id is None else id_mark(change.id), change.partition, change.offset
+            None if change.id is None else id_hash(change.id), change.partition, change.offset
         )
         for change in changes
     )
@@ -382,7 +382,7 @@ def _records(changes: Iterable[AmendmentChange]) -> Iterator[list[AmendmentChang
     some: list[AmendmentChange] = []
     size = 0
     for change in changes:
-        own = MARK_BYTES + _PLACE_BYTES
+        own = HASH_BYTES + _PLACE_BYTES
         if some and size + own > RECORD_BYTES_MAX:
             yield some
             some, size = [], 0

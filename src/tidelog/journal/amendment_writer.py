@@ -115,7 +115,7 @@ class AmendmentWriter:
         is_known = self._looked == head.amendments and head.compiled == self._found[0].compiled
         return self.seen if is_known else self._found
 
-    def put(self, marks: Sequence[AmendmentChange]) -> Sequence[AmendmentChange]:
+    def put(self, changes: Sequence[AmendmentChange]) -> Sequence[AmendmentChange]:
         """Writes the changes; returns those whose events existed.
 
         Each change is in ``applied`` as soon as it is durable. Raises ``MovedError`` if the events
@@ -123,12 +123,12 @@ class AmendmentWriter:
         ``NotFoundError`` if the topic was deleted, and ``UnknownOutcomeError`` if a reply was lost
         and a compile has removed the rows that would settle it.
         """
-        for first in range(0, len(marks), _ROWS_AT_ONCE):
-            self._put(marks[first : first + _ROWS_AT_ONCE])
+        for first in range(0, len(changes), _ROWS_AT_ONCE):
+            self._put(changes[first : first + _ROWS_AT_ONCE])
             self.context.wakeups.amended(self.topic.incarnation)
-        return [mark for mark in marks if (mark.partition, mark.offset) in self.applied]
+        return [change for change in changes if (change.partition, change.offset) in self.applied]
 
-    def _put(self, marks: Sequence[AmendmentChange]) -> None:
+    def _put(self, changes: Sequence[AmendmentChange]) -> None:
         """Writes one batch, against a head whose amendments of its offsets are known."""
         sent_for = write_id = ""
         before: Head | None = None  # what the first write with an unknown outcome expected
@@ -139,16 +139,16 @@ class AmendmentWriter:
             if head.closed:
                 raise self._deleted_error()
             if version == write_id:
-                self._wrote(marks, head)
+                self._wrote(changes, head)
                 return
-            marks = [mark for mark in marks if mark.offset >= head.start]
+            changes = [change for change in changes if change.offset >= head.start]
             if version != sent_for:  # otherwise it is the same write again
-                marks = self._still_to_put(marks, before)
+                changes = self._still_to_put(changes, before)
                 sent_for, write_id = version, self.context.ids.new()
-            if not marks:
+            if not changes:
                 return
-            new_head, rows = self._plan(marks, head)
-            rows += list_unused(write_id, [*self._replaced_objects(marks, head), *self.abandoned])
+            new_head, rows = self._plan(changes, head)
+            rows += list_unused(write_id, [*self._replaced_objects(changes, head), *self.abandoned])
             try:
                 where = layout.topic_partition(self.topic.incarnation, self.partition)
                 change = Put("head", encode_row(new_head), expect=version)
@@ -159,39 +159,39 @@ class AmendmentWriter:
                 before = before or head
             else:
                 self.seen = new_head, write_id
-                self._wrote(marks, new_head)
+                self._wrote(changes, new_head)
                 return
 
-    def _wrote(self, marks: Sequence[AmendmentChange], head: Head) -> None:
+    def _wrote(self, changes: Sequence[AmendmentChange], head: Head) -> None:
         """Counts a batch as written: the last amendments that a head has."""
-        if self._looked == head.amendments - len(marks):
+        if self._looked == head.amendments - len(changes):
             self._looked = head.amendments
         self.abandoned.clear()
-        self._done(marks)
+        self._done(changes)
 
-    def _done(self, marks: Sequence[AmendmentChange]) -> None:
-        for mark in marks:
-            self.applied[mark.partition, mark.offset] = mark
+    def _done(self, changes: Sequence[AmendmentChange]) -> None:
+        for change in changes:
+            self.applied[change.partition, change.offset] = change
 
     def _still_to_put(
-        self, marks: Sequence[AmendmentChange], before: Head | None
+        self, changes: Sequence[AmendmentChange], before: Head | None
     ) -> Sequence[AmendmentChange]:
         """Returns the changes that may be written against the current head, by the rules above."""
         head = self.seen[0]
-        if not marks or marks[0].kind == "delete":
-            return marks  # a delete applies whatever others did
+        if not changes or changes[0].kind == "delete":
+            return changes  # a delete applies whatever others did
         is_settled = before is None or before.amendments == head.amendments
-        rows: Sequence[Amendment | None] = [None] * len(marks)
+        rows: Sequence[Amendment | None] = [None] * len(changes)
         if head.amendments != self._looked or not is_settled:
-            rows = self._rows(marks)
+            rows = self._rows(changes)
         left: list[AmendmentChange] = []
         overtaken: list[AmendmentChange] = []
-        for mark, row in zip(marks, rows, strict=True):
+        for change, row in zip(changes, rows, strict=True):
             if row is not None and row.kind == "delete":
-                self._leave(mark)
+                self._leave(change)
                 continue  # final: the event no longer exists
             is_newer = before is not None and row is not None and row.sequence > before.amendments
-            (overtaken if is_newer else left).append(mark)
+            (overtaken if is_newer else left).append(change)
         self._done(overtaken)
         if before is not None and any(row and row.audit == self.audit for row in rows):
             self._done(left)  # one row of a batch is ours: all of it landed, and some was compiled
@@ -203,9 +203,9 @@ class AmendmentWriter:
             raise self._moved_error(is_known)
         return left
 
-    def _is_not_compiled(self, mark: AmendmentChange, before: Head | None) -> bool:
+    def _is_not_compiled(self, change: AmendmentChange, before: Head | None) -> bool:
         """Returns whether no journal contains what came after a head: then its row would exist."""
-        offset = mark.offset
+        offset = change.offset
         head = self.seen[0]
         try:
             runs = list(
@@ -216,9 +216,9 @@ class AmendmentWriter:
         applied = [run.journal.applied for run in runs if run.journal is not None]
         return before is not None and all(each <= before.amendments for each in applied)
 
-    def _rows(self, marks: Sequence[AmendmentChange]) -> Sequence[Amendment | None]:
+    def _rows(self, changes: Sequence[AmendmentChange]) -> Sequence[Amendment | None]:
         """Returns the current amendments of a batch's events."""
-        offsets = [mark.offset for mark in marks]
+        offsets = [change.offset for change in changes]
         first, last = min(offsets), max(offsets)
         if last - first > _NEAR * len(offsets):
             return [
@@ -227,47 +227,47 @@ class AmendmentWriter:
         found = all_pending(self.context, self.topic, self.partition, self.seen[0], first, last + 1)
         return [found.get(each) for each in offsets]
 
-    def _replaced_objects(self, marks: Sequence[AmendmentChange], head: Head) -> Sequence[str]:
+    def _replaced_objects(self, changes: Sequence[AmendmentChange], head: Head) -> Sequence[str]:
         """Returns the objects that rows of these offsets name, as of the head to expect."""
         first, last = head.amended or (0, -1)
-        inside = [mark for mark in marks if first <= mark.offset <= last]
+        inside = [change for change in changes if first <= change.offset <= last]
         if not inside:
             return ()
-        if self._looked == head.amendments and all(mark.is_looked for mark in inside):
-            found = [mark.before for mark in inside]
+        if self._looked == head.amendments and all(change.is_looked for change in inside):
+            found = [change.before for change in inside]
         else:
             found = [None if row is None else row.object for row in self._rows(inside)]
         ours = {key for _, key in self._stored.values()}
         return [key for key in found if key is not None and key not in ours]
 
-    def _plan(self, marks: Sequence[AmendmentChange], head: Head) -> tuple[Head, list[Put]]:
+    def _plan(self, changes: Sequence[AmendmentChange], head: Head) -> tuple[Head, list[Put]]:
         """Returns the new head and the rows of one write."""
         rows = []
-        for sequence, mark in enumerate(marks, head.amendments + 1):
-            row = Amendment(sequence, mark.kind, self.at_ms, audit=self.audit)
-            if mark.kind == "update" and len(mark.value or b"") <= INLINE_BYTES_MAX:
-                row = msgspec.structs.replace(row, value=mark.value)
-            elif mark.kind == "update":
-                row = msgspec.structs.replace(row, object=self._object(mark, head))
-            rows.append(Put(layout.amend_row(mark.offset), encode_row(row)))
-        offsets = [mark.offset for mark in marks]
+        for sequence, change in enumerate(changes, head.amendments + 1):
+            row = Amendment(sequence, change.kind, self.at_ms, audit=self.audit)
+            if change.kind == "update" and len(change.value or b"") <= INLINE_BYTES_MAX:
+                row = msgspec.structs.replace(row, value=change.value)
+            elif change.kind == "update":
+                row = msgspec.structs.replace(row, object=self._object(change, head))
+            rows.append(Put(layout.amend_row(change.offset), encode_row(row)))
+        offsets = [change.offset for change in changes]
         first, last = head.amended or (offsets[0], offsets[0])
         new_head = msgspec.structs.replace(
             head,
-            amendments=head.amendments + len(marks),
+            amendments=head.amendments + len(changes),
             amended=(min(first, *offsets), max(last, *offsets)),
         )
         return new_head, rows
 
-    def _object(self, mark: AmendmentChange, head: Head) -> str:
+    def _object(self, change: AmendmentChange, head: Head) -> str:
         """Returns the key of a large value.
 
         Stores it again if its generation is below the floor.
         """
         floor = head.floor
-        generation, key = self._stored.get(mark.offset, (-1, ""))
+        generation, key = self._stored.get(change.offset, (-1, ""))
         if generation < floor or not key:
-            self._leave(mark)
+            self._leave(change)
             topic = self.topic
             if topic.generation < floor:
                 topic = find_topic(self.context, self.topic.name)
@@ -282,13 +282,13 @@ class AmendmentWriter:
                 head.amendments,
                 self.context.ids.new(),
             )
-            put_fresh(self.context.store, key, mark.value or b"")
-            self._stored[mark.offset] = generation, key
+            put_fresh(self.context.store, key, change.value or b"")
+            self._stored[change.offset] = generation, key
         return key
 
-    def _leave(self, mark: AmendmentChange) -> None:
+    def _leave(self, change: AmendmentChange) -> None:
         """Marks the stored value of a change to be listed as unused: no row will name it."""
-        _, key = self._stored.pop(mark.offset, (-1, ""))
+        _, key = self._stored.pop(change.offset, (-1, ""))
         if key:
             self.abandoned.append(key)
 

@@ -62,15 +62,15 @@ from tidelog.model.partition_rows import Head, Run, decode_fields, decode_row
 from tidelog.model.topic import Topic
 
 __all__ = [
+    "CompileBounds",
     "CompilePlan",
     "CompileReport",
-    "Marks",
     "PartitionCompile",
     "PlannedGroup",
     "compile_partition",
     "compile_topic",
     "make_plan",
-    "read_marks",
+    "read_bounds",
     "waiting_bytes",
 ]
 
@@ -127,7 +127,7 @@ class PartitionCompile:
         self._topic = topic
         self._partition = partition
         self._policy = policy
-        self._marks: Marks | None = None
+        self._bounds: CompileBounds | None = None
         self._swapped = 0  # since the plan was made
         self._journaled = 0  # the known end of journals
         where = layout.topic_partition(topic.incarnation, partition)
@@ -139,12 +139,14 @@ class PartitionCompile:
         """Step 2. What arrives after the first plan is left to the next compile."""
         head, _ = read_head(self._context, self._topic, self._partition)
         amendments = None
-        if self._marks is None:
-            self._marks, amendments = read_marks(self._context, self._topic, self._partition, head)
+        if self._bounds is None:
+            self._bounds, amendments = read_bounds(
+                self._context, self._topic, self._partition, head
+            )
         self._swapped = 0
         self._journaled = max(self._journaled, head.journaled)
         place = self._topic, self._partition
-        plan = make_plan(self._context, place, head, self._policy, self._marks)
+        plan = make_plan(self._context, place, head, self._policy, self._bounds)
         return replace(plan, amendments=amendments, sequence=head.amendments)
 
     def prepare(self, plan: CompilePlan, group: CompileGroup) -> PlannedGroup:
@@ -344,7 +346,7 @@ class CompilePlan:
     sequence: int = 0  # of the newest of these
 
 
-class _Mark(msgspec.Struct, frozen=True):
+class _AmendmentFields(msgspec.Struct, frozen=True):
     """The fields of an amendment's row that a plan needs."""
 
     sequence: int
@@ -352,7 +354,7 @@ class _Mark(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Marks:
+class CompileBounds:
     """How far a compile goes. It leaves later events and amendments to the next one, so that it
     ends.
 
@@ -378,7 +380,11 @@ class Marks:
 
 
 def make_plan(
-    context: Context, place: tuple[Topic, int], head: Head, policy: CompilePolicy, marks: Marks
+    context: Context,
+    place: tuple[Topic, int],
+    head: Head,
+    policy: CompilePolicy,
+    bounds: CompileBounds,
 ) -> CompilePlan:
     """Step 2 of a compile, for a partition's head. Raises ``NotFoundError`` for a deleted topic."""
     topic, partition = place
@@ -389,8 +395,8 @@ def make_plan(
             raise NotFoundError(f"topic `{topic.name}`: was deleted: nothing was compiled")
         rows = _read_rows(context, topic, partition, head)
         if _tile(rows, head):
-            living = [run for run in rows if run.end > head.start and run.base < marks.next]
-            candidates = [marks.of(run, head.start) for run in living]
+            living = [run for run in rows if run.end > head.start and run.base < bounds.next]
+            candidates = [bounds.of(run, head.start) for run in living]
             journals = [each for each in candidates if each.run.journal is not None]
             runs = candidates[len(journals) :]
             groups = choose_groups(journals, runs, policy, context.clock.now_ms())
@@ -406,23 +412,25 @@ def make_plan(
     return read_stable(context, read, lost)
 
 
-def read_marks(
+def read_bounds(
     context: Context, topic: Topic, partition: int, head: Head
-) -> tuple[Marks, Amendments | None]:
+) -> tuple[CompileBounds, Amendments | None]:
     """Returns what there is as of a head; the amendments too, if they are few."""
     page = pending(context, topic, partition, head, 0)
     rows = page.offsets.tolist(), page.rows
     found = [(at, row.sequence, row.at_ms) for at, row in zip(*rows, strict=True)]
     if page.end is not None and head.amended is not None:
         where = layout.topic_partition(topic.incarnation, partition)
-        bounds = layout.amend_row(page.end), layout.amend_row(head.amended[1] + 1)
-        for row in context.catalog.scan(where, *bounds):
-            mark = decode_fields(row.value, _Mark, f"row `{row.row}` of `{topic.name}/{partition}`")
-            found.append((layout.amend_offset(row.row), mark.sequence, mark.at_ms))
+        first, end = layout.amend_row(page.end), layout.amend_row(head.amended[1] + 1)
+        for row in context.catalog.scan(where, first, end):
+            fields = decode_fields(
+                row.value, _AmendmentFields, f"row `{row.row}` of `{topic.name}/{partition}`"
+            )
+            found.append((layout.amend_offset(row.row), fields.sequence, fields.at_ms))
     columns = np.array(found, np.int64).reshape(-1, 3)
     columns = columns[columns[:, 1] <= head.amendments]
-    marks = Marks(head.next, columns[:, 0], columns[:, 1], columns[:, 2])
-    return marks, page if page.end is None else None
+    bounds = CompileBounds(head.next, columns[:, 0], columns[:, 1], columns[:, 2])
+    return bounds, page if page.end is None else None
 
 
 def _read_rows(context: Context, topic: Topic, partition: int, head: Head) -> list[Run]:

@@ -97,7 +97,7 @@ def _take(context: Context, waiting: Sequence[PartitionCompile]) -> list[Partiti
     """Returns those that no other process compiles; one silent for the time to live is dead."""
     held: list[PartitionCompile] = []
     left = list(waiting)
-    for _ in looks(context.clock, context.settings.dead_after_s, _LOOK_S):
+    for _ in looks(context.clock, context.log_settings.dead_after_s, _LOOK_S):
         taken = [compiling for compiling in left if compiling.holding.try_take()]
         held += taken
         left = [compiling for compiling in left if compiling not in taken]

@@ -279,7 +279,7 @@ class Scribe:
 
         Reports a temporary error, such as an unreachable catalog, and tries the turn again.
         """
-        shorter_ms = min(self._how.rate.every_ms, self._context.settings.lease_ttl_ms)
+        shorter_ms = min(self._how.rate.every_ms, self._context.log_settings.lease_ttl_ms)
         look_s = min(_LOOK_S_MAX, shorter_ms / 1000 / _LOOKS)
         while not self._stopped():
             try:

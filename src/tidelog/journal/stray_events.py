@@ -50,7 +50,7 @@ from tidelog.codec.event_batch import STORED_SCHEMA
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, read_sources
 from tidelog.codec.segment import read_known
 from tidelog.context import Context
-from tidelog.coordination.audit import id_mark, read_records
+from tidelog.coordination.audit import id_hash, read_records
 from tidelog.errors import CorruptError, NotFoundError, UnavailableError
 from tidelog.journal.lookup import Lookup, Occurrence
 from tidelog.log.maintenance.object_references import References, read_references
@@ -492,7 +492,7 @@ class Present:
             found = self._lookup.find(met[first : first + _READ], columns=None).events
             for event_id, some in found.items():
                 there = [each for each in some if self._was_here(each)]
-                is_updated = id_mark(event_id) in updated
+                is_updated = id_hash(event_id) in updated
                 for row in rows[event_id]:
                     content, time_ms = _content(events.slice(row, 1)), times[row].as_py()
                     if any(e.time_ms >= time_ms and _content(e.row) == content for e in there):
@@ -513,7 +513,7 @@ class Present:
         return event.offset < self._ends[event.partition]
 
     def _updated_marks(self) -> set[str]:
-        """Returns the marks of ids whose events were updated."""
+        """Returns the hashes of ids whose events were updated."""
         records = read_records(self._context, self._topic)
         updates = (record for record, _ in records if record.op == "update")
         return {each.id for record in updates for each in record.events if each.id is not None}

@@ -225,7 +225,7 @@ class Members:
 
         Silence counts by our own clock, since the clocks of hosts may differ.
         """
-        now_s, ttl_s = context.clock.monotonic_s(), context.settings.lease_ttl_ms / 1000
+        now_s, ttl_s = context.clock.monotonic_s(), context.log_settings.lease_ttl_ms / 1000
         where = layout.consumer_members(topic.incarnation, name)
         before = self._seen.get(name, {})
         seen: dict[str, tuple[str, float]] = {}

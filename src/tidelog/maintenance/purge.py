@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from tidelog.archive.derived_archives import copies_of, reachable_archives_of
-from tidelog.archive.erased_events import Places
+from tidelog.archive.erased_events import PartitionOffsets
 from tidelog.archive.tables import repair_tables
 from tidelog.clock import looks
 from tidelog.context import Context
@@ -209,7 +209,7 @@ def erase_archived_and_prove(
 def erase_until_settled(
     context: Context,
     topic: Topic,
-    deleted: Places,
+    deleted: PartitionOffsets,
     wait_ms: int,
     tell: Callable[[TidelogError], None],
 ) -> list[ArchiveErasure]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tidelog.archive.archive import list_archives
-from tidelog.archive.erased_events import Places
+from tidelog.archive.erased_events import PartitionOffsets
 from tidelog.context import Context
 from tidelog.coordination.audit import forget_actions
 from tidelog.coordination.pipeline_rows import is_detached
@@ -106,7 +106,7 @@ class ArchiveEraser:
         return reports
 
 
-def compile_trimmed(context: Context, topic: Topic, deleted: Places) -> bool:
+def compile_trimmed(context: Context, topic: Topic, deleted: PartitionOffsets) -> bool:
     """Compiles journals that hold deleted events below the start of their partition.
 
     A trim deleted their rows, or they never existed: only archives had the events. Returns whether

@@ -239,7 +239,7 @@ class Archive(Persisted, frozen=True):
         return f"{self.root}/_owner"
 
     @property
-    def mark(self) -> bytes:
+    def owner_content(self) -> bytes:
         """Returns the contents of that object: home and incarnation.
 
         Inside a home only the latter counts.

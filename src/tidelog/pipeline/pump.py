@@ -73,7 +73,7 @@ def open_pump(
     target = f"topic:{wanted.topic}?partition={wanted.partition}"
     sink: TargetSink = sink_at(context, target, source=source.url)
     if wanted.fields.given():
-        most = context.settings.event_bytes_max
+        most = context.log_settings.event_bytes_max
         limit = EventLimit(most)
         if isinstance(sink, TopicSink):
             limit, sink = sink.limit, sink.with_limit(replace(sink.limit, own=True))

@@ -193,7 +193,7 @@ def _stop_drivers(context: Context, pipeline: NamedPipeline) -> None:
     Raises ``InvalidError`` if one is alive.
     """
     watch = DriverMembers(context, pipeline.incarnation)  # which does not join
-    for is_last in looks(context.clock, context.settings.dead_after_s, _LOOK_S):
+    for is_last in looks(context.clock, context.log_settings.dead_after_s, _LOOK_S):
         if not watch.alive():
             break
         if is_last:

@@ -27,13 +27,13 @@ from tidelog.model.topic import Topic
 from tidelog.playback.pages import RangeCursor, check_cursor, place_of_last, play_range
 
 __all__ = [
-    "AmendmentMark",
     "DeletedOffsets",
-    "Marks",
+    "KnownAmendment",
+    "KnownAmendments",
     "SearchQuery",
     "SearchResult",
     "pending_amendments",
-    "read_marks",
+    "read_known_amendments",
     "search_partition",
     "search_range",
     "with_gaps",
@@ -218,7 +218,7 @@ _SHOWN_EACH = 3  # a longer row of deleted offsets is one line
 
 
 @dataclass(frozen=True, slots=True)
-class AmendmentMark:
+class KnownAmendment:
     """An amendment of an event, which is known until it is compiled and swept."""
 
     kind: Literal["update", "delete"]
@@ -234,24 +234,24 @@ class DeletedOffsets:
     partition: int
     first: int
     last: int
-    mark: AmendmentMark | None = None  # None: nothing but the audit tells of it any more
+    mark: KnownAmendment | None = None  # None: nothing but the audit tells of it any more
 
     @property
     def count(self) -> int:
         return self.last - self.first + 1
 
 
-Marks = Mapping[tuple[int, int], AmendmentMark]
+KnownAmendments = Mapping[tuple[int, int], KnownAmendment]
 
 
-def read_marks(
+def read_known_amendments(
     context: Context, topic: Topic, partition: int, start: int, end: int
-) -> dict[tuple[int, int], AmendmentMark]:
+) -> dict[tuple[int, int], KnownAmendment]:
     """Returns amendments of ``[start, end)``, only the first of many, by partition and offset."""
     head, _ = read_head(context, topic, partition)
     found = pending(context, topic, partition, head, start, end)
     reader = Reader(context, topic, partition)
-    marks: dict[tuple[int, int], AmendmentMark] = {}
+    marks: dict[tuple[int, int], KnownAmendment] = {}
     runs: list[Run] = []
     for offset, row in zip(found.offsets.tolist(), found.rows, strict=True):
         if not runs or offset >= runs[-1].end:
@@ -259,26 +259,26 @@ def read_marks(
         holder = next((run for run in runs if run.base <= offset < run.end), None)
         journal = None if holder is None else holder.journal
         is_compiled = journal is not None and journal.applied >= row.sequence
-        marks[partition, offset] = AmendmentMark(row.kind, row.at_ms, row.sequence, is_compiled)
+        marks[partition, offset] = KnownAmendment(row.kind, row.at_ms, row.sequence, is_compiled)
     return marks
 
 
 def pending_amendments(
     context: Context, topic: Topic, most: int
-) -> list[tuple[int, int, AmendmentMark]]:
+) -> list[tuple[int, int, KnownAmendment]]:
     """Returns amendments that are not compiled in, by partition and offset: ``most`` at most."""
-    waiting: list[tuple[int, int, AmendmentMark]] = []
+    waiting: list[tuple[int, int, KnownAmendment]] = []
     for partition, head in enumerate(read_heads(context, topic)):
         if head.amended is None or len(waiting) >= most:
             continue
         first, last = head.amended
-        marks = read_marks(context, topic, partition, first, last + 1)
+        marks = read_known_amendments(context, topic, partition, first, last + 1)
         waiting += [(*place, mark) for place, mark in marks.items() if not mark.is_compiled]
     return waiting[:most]
 
 
 def with_gaps(
-    partition: int, events: Sequence[Event], marks: Marks, bounds: tuple[int, int]
+    partition: int, events: Sequence[Event], marks: KnownAmendments, bounds: tuple[int, int]
 ) -> list[Event | DeletedOffsets]:
     """Returns the events of consecutive offsets ``[start, end)``, and the gaps between them."""
     rows: list[Event | DeletedOffsets] = []
@@ -291,7 +291,7 @@ def with_gaps(
     return [*rows, *_gaps(partition, at, end, marks)]
 
 
-def _gaps(partition: int, start: int, end: int, marks: Marks) -> list[DeletedOffsets]:
+def _gaps(partition: int, start: int, end: int, marks: KnownAmendments) -> list[DeletedOffsets]:
     if end <= start:
         return []
     if end - start > _SHOWN_EACH:

@@ -282,7 +282,7 @@ def forget_playback(context: Context, name: str) -> None:
     if pinned is None:
         raise NotFoundError(f"playback `{name}`: not found: nothing to forget")
     named = NamedPlayback(context, name, pinned.generation)
-    times = looks(context.clock, context.settings.dead_after_s, _LOOK_S)
+    times = looks(context.clock, context.log_settings.dead_after_s, _LOOK_S)
     if not any(named.try_take() for _ in times):
         raise InvalidError(
             f"playback `{name}`: a process plays it: stop that one, and forget it then"

@@ -142,10 +142,10 @@ class ServerApp:
     """The ASGI application of one home. Start and stop it in a running loop."""
 
     def __init__(self, home: Home, options: ServeOptions) -> None:
-        if options.body_bytes_max > home.context.settings.buffer_bytes:
+        if options.body_bytes_max > home.context.log_settings.buffer_bytes:
             raise InvalidError(
                 f"serve: body-max {options.body_bytes_max}: is more than a producer holds: give "
-                f"at most buffer_bytes, {home.context.settings.buffer_bytes}"
+                f"at most buffer_bytes, {home.context.log_settings.buffer_bytes}"
             )
         self._home = home
         self._options = options
@@ -372,18 +372,18 @@ class ServerApp:
         admission = scope[ADMISSION] = await self.gate.admit(scope, headers, "append", topic)
         check_length(headers)
         check_conditions(headers)
-        with self._bodies.place(admission.client) as place:
-            body = await place.read(receive, headers)
+        with self._bodies.buffer(admission.client) as buffer:
+            body = await buffer.read(receive, headers)
             if is_encoded(headers):
                 bytes_max = self._options.body_bytes_max
                 body = await self._threads.run(inflate, headers, body, bytes_max)
-                place.charge(len(body))
+                buffer.charge(len(body))
             if self._forwards.get(topic) is not None:
-                count = await self._forwards.append(topic, headers, body, place.charge)
+                count = await self._forwards.append(topic, headers, body, buffer.charge)
                 answered = self._forwards.answer(topic, count)
             else:
                 by = "" if admission.token is None else admission.token.id
-                positions = await self._ingest.append(topic, headers, body, place.charge, by)
+                positions = await self._ingest.append(topic, headers, body, buffer.charge, by)
                 count, answered = len(positions), await self._ingest.answer(topic, positions)
             self.metrics.events_in += count
             self.metrics.bytes_in += len(body)
@@ -456,7 +456,7 @@ class ServerApp:
                     await self._threads.run(self._usage.store, *self._take_usage())
 
     def _buffered(self) -> list[tuple[str, int]]:
-        size = self._home.context.settings.buffer_bytes
+        size = self._home.context.log_settings.buffer_bytes
         topics = [(each.topic.name, size - each.producer.room) for each in self._topics.all()]
         return [*topics, *self._forwards.waiting()]
 

@@ -76,7 +76,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-Places = dict[int, list[int]]  # offsets of each partition, in order
+SortedOffsets = dict[int, list[int]]  # offsets of each partition, in order
 Stamp = tuple[int, int, int]
 """What changes in a head when something in the partition is amended, compiled or trimmed."""
 
@@ -194,14 +194,14 @@ class Planner:
         ]
         return [each for each in cut if each.start < each.end]
 
-    def _places(self, ranges: Sequence[OffsetRange], pushed: PushedFilter) -> Places | None:
+    def _places(self, ranges: Sequence[OffsetRange], pushed: PushedFilter) -> SortedOffsets | None:
         """Returns the offsets with the wanted ids, by the indexes of ids; None for all offsets."""
         if pushed.ids is None or len(pushed.ids) > _IDS_MAX or not ranges:
             return None
         ids = [each for each in sorted(pushed.ids) if can_be_id(each)]
         partitions = [each.partition for each in ranges]
         found = Lookup(self._context, self._topic).find(ids, partitions=partitions)
-        places: Places = {partition: [] for partition in partitions}
+        places: SortedOffsets = {partition: [] for partition in partitions}
         for event in sorted(
             (event for events in found.events.values() for event in events),
             key=lambda event: event.offset,
@@ -270,9 +270,9 @@ def open_shared(home: str) -> Context:
 
 def settings_of(context: Context) -> Settings:
     """Returns the settings with which tasks open the home's store."""
-    if context.configuration is None:
+    if context.settings is None:
         raise InternalError("spark: this context was not opened by settings")
-    return context.configuration
+    return context.settings
 
 
 def resolve_times(options: ReadOptions, now_ms: int) -> EventTimes:

@@ -60,7 +60,7 @@ _GAPS_MAX = 16  # of a topic; Spark writes them with every batch
 _INCARNATION = "incarnation"
 _GAPS = "gaps"
 
-Place = tuple[str, int]
+NamedPartition = tuple[str, int]
 """A topic's name and a partition."""
 
 Gap = tuple[int, int, int]
@@ -111,10 +111,10 @@ class _Look:
     """The stream's topics at one moment."""
 
     topics: Mapping[str, Topic]
-    heads: Mapping[Place, Head]
+    heads: Mapping[NamedPartition, Head]
     at_s: float
 
-    def ends(self) -> dict[Place, int]:
+    def ends(self) -> dict[NamedPartition, int]:
         return {place: head.next for place, head in self.heads.items()}
 
 
@@ -126,7 +126,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._wanted = wanted
         self._context: Context | None = None
         self._initial: dict[str, Any] | None = None
-        self._until: dict[Place, int] | None = None  # where a run to "available now" ends
+        self._until: dict[NamedPartition, int] | None = None  # where a run to "available now" ends
         self._look: _Look | None = None  # the last one
         self._reached: Positions = {}  # what Spark was last offered
         self._gaps: list[tuple[str, Gap]] = []  # that no offset has yet
@@ -321,8 +321,12 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._gaps.append((name, gap))
 
     def _limited(
-        self, look: _Look, before: dict[Place, int], ends: dict[Place, int], limit: ReadLimit
-    ) -> dict[Place, int]:
+        self,
+        look: _Look,
+        before: dict[NamedPartition, int],
+        ends: dict[NamedPartition, int],
+        limit: ReadLimit,
+    ) -> dict[NamedPartition, int]:
         if isinstance(limit, ReadMaxRows):
             taken = shares([ends[place] - at for place, at in before.items()], limit.max_rows)
             return {
@@ -412,7 +416,7 @@ def _covers(gaps: tuple[Gap, ...], wanted: Gap) -> bool:
     return any(p == wanted[0] and s <= wanted[1] and wanted[2] <= e for p, s, e in gaps)
 
 
-def _check_ahead(before: dict[Place, int], ends: dict[Place, int]) -> None:
+def _check_ahead(before: dict[NamedPartition, int], ends: dict[NamedPartition, int]) -> None:
     for (name, partition), at in before.items():
         end = ends[name, partition]
         if at > end:
@@ -423,11 +427,14 @@ def _check_ahead(before: dict[Place, int], ends: dict[Place, int]) -> None:
 
 
 def _ends_by_bytes(
-    planners: Mapping[str, Planner], before: dict[Place, int], ends: dict[Place, int], most: int
-) -> dict[Place, int]:
+    planners: Mapping[str, Planner],
+    before: dict[NamedPartition, int],
+    ends: dict[NamedPartition, int],
+    most: int,
+) -> dict[NamedPartition, int]:
     """Returns ends of whole runs, always of the partition with the least so far; at least one."""
     reached = dict(before)
-    todo: list[tuple[int, Place, Iterator[OffsetSlice]]] = [
+    todo: list[tuple[int, NamedPartition, Iterator[OffsetSlice]]] = [
         (0, place, planners[place[0]].slices(OffsetRange(place[1], at, ends[place]), ALL_TIMES))
         for place, at in before.items()
         if at < ends[place]

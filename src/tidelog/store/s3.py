@@ -118,7 +118,7 @@ def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
         session,
         address.text,
         (bucket_of(address), f"{prefix}/" if prefix else ""),
-        _object_marks(address.text, options),
+        _object_attributes(address.text, options),
         {
             "region": config["region"],
             "endpoint": endpoint,
@@ -131,7 +131,7 @@ def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
 
 
 @dataclass(frozen=True)
-class ObjectMarks:
+class ObjectAttributes:
     """What S3 keeps with each object of a store."""
 
     storage_class: str = ""
@@ -139,7 +139,7 @@ class ObjectMarks:
     kms_key: str = ""
 
 
-def _object_marks(url: str, options: Mapping[str, str]) -> ObjectMarks:
+def _object_attributes(url: str, options: Mapping[str, str]) -> ObjectAttributes:
     storage_class = options.get("storage_class", "")
     if storage_class and storage_class not in _CLASSES:
         raise InvalidError(
@@ -153,7 +153,7 @@ def _object_marks(url: str, options: Mapping[str, str]) -> ObjectMarks:
             "with commas between them"
         )
     named = dict(each.split("=", 1) for each in tags)
-    return ObjectMarks(storage_class, named, options.get("kms_key", ""))
+    return ObjectAttributes(storage_class, named, options.get("kms_key", ""))
 
 
 class AwsCredentials:
@@ -191,7 +191,7 @@ class S3Bucket:
         session: Any,
         url: str,
         place: tuple[str, str],
-        marks: ObjectMarks,
+        marks: ObjectAttributes,
         client_options: Mapping[str, Any],
         timeouts_s: tuple[float, float],
     ) -> None:

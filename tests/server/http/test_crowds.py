@@ -144,9 +144,9 @@ def test_the_bound_is_free_again_after_every_kind_of_end(
     held: list[request.Bodies] = []
     real = request.Bodies.take
 
-    def take(self: request.Bodies, place: request.Place, size: int) -> None:
+    def take(self: request.Bodies, buffer: request.BodyBuffer, size: int) -> None:
         held.append(self)
-        real(self, place, size)
+        real(self, buffer, size)
 
     monkeypatch.setattr(request.Bodies, "take", take)
     typed = {"content-type": "application/json"}
@@ -248,8 +248,8 @@ def test_answers_that_clients_do_not_take_have_one_bound(
     held: list[tuple[request.Bodies, int]] = []
     real = request.Bodies.take
 
-    def take(self: request.Bodies, place: request.Place, size: int) -> None:
-        real(self, place, size)
+    def take(self: request.Bodies, buffer: request.BodyBuffer, size: int) -> None:
+        real(self, buffer, size)
         held.append((self, self.held))
 
     monkeypatch.setattr(request.Bodies, "take", take)

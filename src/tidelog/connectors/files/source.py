@@ -166,7 +166,7 @@ class FilesSource:
                 first, end = self._offsets(store, files)
                 known = self._tracking.known(each)
                 is_noted = known is not None and known.note and known.position != "0"
-                note = b"" if is_noted else _FilesMark.of(files, end).note()
+                note = b"" if is_noted else _FilesBefore.of(files, end).note()
                 found[each] = Bounds(
                     str(first), str(end), begins="retention" if first else "earliest", note=note
                 )
@@ -202,7 +202,7 @@ class FilesSource:
         if start < first or limit > end:
             raise not_held(range, first, end)
         wanted = self._files_in_range(store, files, start, limit)
-        note = _FilesMark.of(files, limit).note()
+        note = _FilesBefore.of(files, limit).note()
         return PlannedFiles(range, wanted, self._place.store, note)
 
     def cut(self, start: str, end: str, events: int) -> str:
@@ -289,10 +289,10 @@ class FilesSource:
     def _check_late_files(self, partition: SourcePartition, files: Chain) -> None:
         """Raises for files that appeared after their offsets: they would never be read."""
         known = self._tracking.known(partition)
-        before = _FilesMark.read(known.note) if known is not None else None
+        before = _FilesBefore.read(known.note) if known is not None else None
         if known is None or before is None:  # or another source came before
             return
-        found = _FilesMark.of(files, offset_at(known.position))
+        found = _FilesBefore.of(files, offset_at(known.position))
         if not found.digests <= before.digests:
             raise InvalidError(
                 f"source partition `{partition.text}`: a file with offsets before "
@@ -422,7 +422,7 @@ def _stream(store: Store, file: ListedFile) -> MergeInput:
     return MergeInput(f"file `{file.data.key}`", file.first, lambda: file.batches(store))
 
 
-class _FilesMark(NamedTuple):
+class _FilesBefore(NamedTuple):
     """Which files begin before an offset, by digests of their names.
 
     Retention may delete files of the folder. A file that is not in this set came later.
@@ -431,7 +431,7 @@ class _FilesMark(NamedTuple):
     digests: frozenset[bytes]
 
     @classmethod
-    def of(cls, files: Chain, limit: int) -> _FilesMark:
+    def of(cls, files: Chain, limit: int) -> _FilesBefore:
         names = {f.data.key.rpartition("/")[2] for f in files if f.first < limit}
         if len(names) > FILES_PASSED_MAX:
             raise InvalidError(
@@ -442,7 +442,7 @@ class _FilesMark(NamedTuple):
         return cls(frozenset(digest[:_NAME_BYTES] for digest in digests))
 
     @classmethod
-    def read(cls, note: bytes) -> _FilesMark | None:
+    def read(cls, note: bytes) -> _FilesBefore | None:
         if not note.startswith(_FILES):
             return None
         data = note.removeprefix(_FILES)

@@ -31,7 +31,7 @@ from tidelog.store.base import Store, put_fresh
 __all__ = [
     "COPIES",
     "EventLimit",
-    "Place",
+    "Partitioner",
     "SegmentTarget",
     "SegmentWriter",
     "check_numbers",
@@ -42,7 +42,9 @@ __all__ = [
     "same_places",
 ]
 
-Place = Callable[[pa.RecordBatch], npt.NDArray[np.int32]]  # the target's partition of each event
+Partitioner = Callable[
+    [pa.RecordBatch], npt.NDArray[np.int32]
+]  # the target's partition of each event
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,9 @@ class SegmentTarget:
 class SegmentWriter:
     """Stages the segments of one range."""
 
-    def __init__(self, store: Store, staging: str, target: SegmentTarget, place: Place) -> None:
+    def __init__(
+        self, store: Store, staging: str, target: SegmentTarget, place: Partitioner
+    ) -> None:
         self._store = store
         own = f"{target.mark}{RandomIds().new()}"  # a repeated task gets its own names
         self._staging = f"{staging}/{own}"

@@ -125,7 +125,7 @@ def open_topic(address: Address, open_context: OpenContext) -> TopicSink:
         raise InvalidError(f"sink `{address.text}`: give topic:NAME, without slashes")
     with open_context() as context:
         topic = find_target(context, address.path)
-        limit = EventLimit(context.settings.event_bytes_max)
+        limit = EventLimit(context.log_settings.event_bytes_max)
         settings = TopicSettings(topic, context.store.url, keep_partition, limit)
     return TopicSink(open_context, settings)
 

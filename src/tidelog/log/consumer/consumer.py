@@ -564,11 +564,11 @@ class Consumer:
 
     def _keep(self) -> None:
         """Sends heartbeats, and looks around more often than that. Runs in its own thread."""
-        beat_s = self.context.settings.lease_ttl_ms / 3000
+        beat_s = self.context.log_settings.lease_ttl_ms / 3000
         beaten_s = self.context.clock.monotonic_s()
         while not self._stop.wait(min(beat_s, self._look_s())):
             now_s = self.context.clock.monotonic_s()
-            if now_s - self._polled_s > self.context.settings.max_poll_interval_ms / 1000:
+            if now_s - self._polled_s > self.context.log_settings.max_poll_interval_ms / 1000:
                 continue  # the handler hangs: let others take over
             try:
                 with self._lock:

@@ -259,7 +259,7 @@ class _Deletion:
         clock = self._context.clock
         first = self._signs()
         began_s = clock.monotonic_s()
-        patience_s = _PATIENCE * self._context.settings.lease_ttl_ms / 1000
+        patience_s = _PATIENCE * self._context.log_settings.lease_ttl_ms / 1000
         while True:
             looked_s = clock.monotonic_s()  # before the check: a slow one must not count as silence
             signs = self._signs()

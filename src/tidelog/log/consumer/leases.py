@@ -325,7 +325,7 @@ class Leases(Membership):
         if known != version:
             self._leases[partition] = (version, self._context.clock.monotonic_s())
             return False
-        return began_s - since_s > self._context.settings.dead_after_s
+        return began_s - since_s > self._context.log_settings.dead_after_s
 
     def _owns_nothing(self, member_id: str) -> bool:
         for partition in range(self._topic.partitions):

@@ -78,7 +78,7 @@ def append_once(
             f"append with a key: {len(events)} events: give 1 to {limits.SEGMENT_EVENTS_MAX}"
         )
     table = table_of(events, context.clock.now_ms())
-    check_events(table, context.settings.event_bytes_max, own=own)
+    check_events(table, context.log_settings.event_bytes_max, own=own)
     request = _Request(context, topic, key, _first_sequence(events))
     partitions = partitions_for(table.column("key"), topic.partitions, request.own)
     parts = [

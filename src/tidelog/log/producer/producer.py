@@ -54,7 +54,7 @@ class Producer:
         self._sent: dict[int, int] = {}  # the highest for each partition, in this process
         self._uploader = Uploader(context, topic, self._appender, self._named)
         self._now_ms = context.clock.now_ms
-        self._event_bytes_max = context.settings.event_bytes_max
+        self._event_bytes_max = context.log_settings.event_bytes_max
         self._open = Flush(topic.name)
         self._wake = threading.Event()
         if self._named:
@@ -98,7 +98,7 @@ class Producer:
         >>> producer.room > 0
         True
         """
-        return self._context.settings.buffer_bytes - self._uploader.held_bytes - self._open.size
+        return self._context.log_settings.buffer_bytes - self._uploader.held_bytes - self._open.size
 
     def is_stored(self, sequence: int, key: bytes | None = None) -> bool:
         """Returns whether an earlier process stored this sequence under this producer's name.
@@ -382,13 +382,13 @@ class Producer:
         index = len(flush.pending)
         flush.pending.add(value, time_ms, fields)
         flush.size += size
-        if flush.size >= self._context.settings.segment_bytes or index >= _EVENTS_LAST:
+        if flush.size >= self._context.log_settings.segment_bytes or index >= _EVENTS_LAST:
             self._seal()
         elif index == 0:
             self._wake.set()
         if not self._named:
-            room = self._context.settings.buffer_bytes - self._uploader.held_bytes
-            flush.limit = min(self._context.settings.segment_bytes, _PLAIN_BYTES_MAX, room)
+            room = self._context.log_settings.buffer_bytes - self._uploader.held_bytes
+            flush.limit = min(self._context.log_settings.segment_bytes, _PLAIN_BYTES_MAX, room)
         return SendFuture(flush, index)
 
     def _check_sequence(self, fields: EventFields) -> None:
@@ -405,7 +405,8 @@ class Producer:
         """Waits until the buffer has room for this much more. The lock must be held."""
         self._uploader.wait_for_room(0)
         while (
-            self._uploader.held_bytes + self._open.size + size > self._context.settings.buffer_bytes
+            self._uploader.held_bytes + self._open.size + size
+            > self._context.log_settings.buffer_bytes
         ):
             self._seal()
             self._uploader.wait_for_room(size)
@@ -426,7 +427,7 @@ class Producer:
             if self._uploader.closed:
                 return
             flush = self._open
-            self._context.clock.sleep(self._context.settings.linger_ms / 1000)
+            self._context.clock.sleep(self._context.log_settings.linger_ms / 1000)
             with self._uploader.state:
                 self._uploader.state.wait_for(
                     lambda flush=flush: (  # type: ignore[misc]
@@ -459,7 +460,9 @@ class Producer:
                     f"at most {limits.SEGMENT_EVENTS_MAX} fit in one commit"
                 )
             return [table]
-        return list(slices(table, self._context.settings.segment_bytes, limits.SEGMENT_EVENTS_MAX))
+        return list(
+            slices(table, self._context.log_settings.segment_bytes, limits.SEGMENT_EVENTS_MAX)
+        )
 
     def _flush_of(self, table: pa.Table, partition: int | None) -> Flush:
         if partition is None:

@@ -69,14 +69,14 @@ class Uploader:
         """Waits for room, with the lock held; raises ``UnavailableError`` after a timeout."""
 
         def usable() -> bool:
-            room = self._context.settings.buffer_bytes - self.held_bytes
+            room = self._context.log_settings.buffer_bytes - self.held_bytes
             return self.closed or size <= room or self.held_bytes == 0
 
         if not usable() and not self.state.wait_for(usable, _FULL_TIMEOUT_S):
             raise UnavailableError(
                 f"producer of `{self._topic.name}`: its buffer of "
-                f"{self._context.settings.buffer_bytes} bytes stayed full for {_FULL_TIMEOUT_S} s: "
-                "the store or catalog is too slow, try again"
+                f"{self._context.log_settings.buffer_bytes} bytes stayed full for "
+                f"{_FULL_TIMEOUT_S} s: the store or catalog is too slow, try again"
             )
         if self.closed:
             raise InvalidError(f"producer of `{self._topic.name}`: is closed: open another")

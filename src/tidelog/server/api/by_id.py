@@ -83,12 +83,12 @@ class ByIdHandlers:
         check_parameters(request, ("why",))
         topic, event_id = _named(request)
         headers = headers_of(request.scope["headers"])
-        with self._bodies.place(request.scope[ADMISSION].client) as place:
-            value = await place.read(request.receive, headers)
-            bytes_max = self._home.context.settings.event_bytes_max
+        with self._bodies.buffer(request.scope[ADMISSION].client) as buffer:
+            value = await buffer.read(request.receive, headers)
+            bytes_max = self._home.context.log_settings.event_bytes_max
             if is_encoded(headers):
                 value = await self._threads.run(inflate, headers, value, bytes_max)
-                place.charge(len(value))
+                buffer.charge(len(value))
             if not value:
                 raise InvalidError("body: is empty: give the new value; to erase, use DELETE")
             if len(value) > bytes_max:

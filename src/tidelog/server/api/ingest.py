@@ -53,7 +53,7 @@ class OpenTopic:
         self._loop = loop
         self._waiting: dict[Flush, tuple[float, list[asyncio.Future[None]]]] = {}
 
-    async def durable(self, flush: Flush) -> None:
+    async def wait_durable(self, flush: Flush) -> None:
         """Waits until a flush has ended, well or not. Raises ``UnknownOutcomeError`` after long."""
         waiting = self._waiting.get(flush)
         if waiting is None:
@@ -207,7 +207,7 @@ class Ingest:
         self._threads = threads
         self._pool = threads.pool
         self._link = link  # to the span of the present request
-        self._event_bytes_max = home.context.settings.event_bytes_max
+        self._event_bytes_max = home.context.log_settings.event_bytes_max
 
     async def append(
         self,
@@ -307,18 +307,18 @@ class Ingest:
                 flush.links.append(link)
         if len(sent) == 1:  # the common case
             flush, index = sent[0].flush, sent[0].index
-            await opened.durable(flush)
+            await opened.wait_durable(flush)
             if flush.error is None or flush.is_stored(index):
                 return (flush.positions()[index],)
             flush.tell(index)
             raise flush.error_of(index).with_traceback(None)
         if len(sent) <= _FEW_EVENTS:
             for flush in {each.flush: None for each in sent}:
-                await opened.durable(flush)
+                await opened.wait_durable(flush)
             return _positions(opened.topic.name, sent)
         try:
             for flush in await self._run(len(sent), _flushes, sent):
-                await opened.durable(flush)
+                await opened.wait_durable(flush)
             return await self._run(len(sent), _positions, opened.topic.name, sent)
         finally:
             self._free(sent)

@@ -160,8 +160,8 @@ class SqlHandlers:
             raise MediaTypeError(
                 'body: is not JSON: send {"query": "select …"} as application/json'
             )
-        with self._bodies.place(admission.client) as place:
-            body = await place.read(request.receive, headers)
+        with self._bodies.buffer(admission.client) as buffer:
+            body = await buffer.read(request.receive, headers)
             if is_encoded(headers):
                 body = await self._threads.run(inflate, headers, body, limits.SQL_BODY_BYTES_MAX)
         asked = _asked(body)

@@ -20,11 +20,11 @@ from tidelog.model.playback import time_range
 from tidelog.model.topic import Topic, partition_for
 from tidelog.playback.pages import RangeCursor, begin_range
 from tidelog.playback.search import (
-    AmendmentMark,
     DeletedOffsets,
+    KnownAmendment,
     SearchQuery,
     SearchResult,
-    read_marks,
+    read_known_amendments,
     search_partition,
     search_range,
     with_gaps,
@@ -69,7 +69,7 @@ class _Result:
     before: dict[str, Any] | None = None  # the query that leads there
     after: dict[str, Any] | None = None
     more: bool = False  # the search has not come to its end
-    marks: dict[tuple[int, int], AmendmentMark] = field(default_factory=dict)
+    marks: dict[tuple[int, int], KnownAmendment] = field(default_factory=dict)
     bounds: tuple[int, int] | None = None  # offsets that are shown, one after another
     rows: Sequence[Event | DeletedOffsets] = ()
 
@@ -130,7 +130,7 @@ class EventPages:
             "view": view,
             "done": next((each for each in _DONE if visit.query.get(each)), ""),
             "views": [each for each in _VIEWS if each != "json" or value.json is not None],
-            "mark": read_marks(self._context, topic, partition, offset, offset + 1).get(
+            "mark": read_known_amendments(self._context, topic, partition, offset, offset + 1).get(
                 (partition, offset)
             ),
             "where": f"{where}/{offset}",
@@ -182,7 +182,7 @@ class EventPages:
         events = result.found.events
         spans = {asked.partition: result.bounds} if result.bounds else _spans(events)
         for partition, (start, end) in spans.items():
-            result.marks.update(read_marks(self._context, topic, partition, start, end))
+            result.marks.update(read_known_amendments(self._context, topic, partition, start, end))
         result.rows = events
         if result.bounds:
             result.rows = with_gaps(asked.partition, events, result.marks, result.bounds)

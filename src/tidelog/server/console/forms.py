@@ -142,7 +142,7 @@ class FormPages:
             type=given["type"] or None,
             headers=headers or (),
         )
-        most = self._home.context.settings.event_bytes_max
+        most = self._home.context.log_settings.event_bytes_max
         for name in ("key", "id", "type"):
             part = Event(None, **{name: getattr(event, name)})
             form.check(name, lambda part=part: check_event(part, most))  # type: ignore[misc]

@@ -312,7 +312,7 @@ class JobRunner:
             self._seen[record.id] = (record.beat, now_s)
             return False
         silent_s = now_s - since_s
-        return silent_s > _IDLE_S + self._context.settings.lease_ttl_ms / 1000
+        return silent_s > _IDLE_S + self._context.log_settings.lease_ttl_ms / 1000
 
     def _take(self, seen: JobRecord) -> bool:
         def edit(found: tuple[JobRecord, ...]) -> tuple[JobRecord, ...] | None:

@@ -185,8 +185,8 @@ class Sessions:
 
     async def form(self, scope: AsgiScope, receive: Receive, headers: Headers) -> dict[str, str]:
         """Returns the fields of a form that :meth:`check_form` accepts. Raises ``InvalidError``."""
-        with self._bodies.place(self._gate.address(scope, headers)) as place:
-            body = await place.read(receive, headers)
+        with self._bodies.buffer(self._gate.address(scope, headers)) as buffer:
+            body = await buffer.read(receive, headers)
             if len(body) <= _SMALL_FORM:
                 return _fields(body)
             return await self._threads.run(_fields, body)

@@ -390,7 +390,7 @@ class ConsumerPages:
             "chart": chart,
             "rate": rate,
             "snapshot": self._sampler.look(),
-            "ttl_ms": self._home.context.settings.lease_ttl_ms,
+            "ttl_ms": self._home.context.log_settings.lease_ttl_ms,
         }
         return Shown("consumer.html", values)
 

@@ -523,13 +523,13 @@ class Deliveries:
                     await send(began)
                 await send(message)
                 return
-            with self._bodies.place(_client(scope)) as place:
+            with self._bodies.buffer(_client(scope)) as buffer:
                 try:
-                    place.charge(len(message["body"]))
+                    buffer.charge(len(message["body"]))
                     if start is not None:
                         began, start = start, None
                         await send(began)
-                    await self._bodies.deliver(place, send, message)
+                    await self._bodies.deliver(buffer, send, message)
                 except (BusyError, SlowError) as exc:
                     if start is None:  # too late to say so
                         raise DisconnectedError from exc

@@ -51,7 +51,7 @@ __all__ = [
     "PIECE_BYTES",
     "SINGLE",
     "Bodies",
-    "Place",
+    "BodyBuffer",
     "WholeRoute",
     "check_conditions",
     "check_host",
@@ -82,42 +82,42 @@ class Bodies:
         self._total_max = total_max
         self._now_s = clock.monotonic_s
         self._clients: dict[str, int] = {}  # bytes by client
-        self._transfers: set[Place] = set()  # whose bodies are on their way
+        self._transfers: set[BodyBuffer] = set()  # whose bodies are on their way
 
-    def place(self, client: str) -> Place:
-        """Returns a place for one request: a context that frees it at its end."""
-        return Place(self, client)
+    def buffer(self, client: str) -> BodyBuffer:
+        """Returns the buffer of one request: a context that frees it at its end."""
+        return BodyBuffer(self, client)
 
-    def take(self, place: Place, size: int) -> None:
-        """Counts more bytes for a place. Raises ``BusyError``."""
+    def take(self, buffer: BodyBuffer, size: int) -> None:
+        """Counts more bytes for a buffer. Raises ``BusyError``."""
         total_max = self._total_max or BODIES_BYTES_MAX
-        while self.held - place.held and (
+        while self.held - buffer.held and (
             self.held + size > total_max
             or (
-                self._clients.get(place.client, 0) > place.held
-                and self._clients[place.client] + size > total_max // 2
+                self._clients.get(buffer.client, 0) > buffer.held
+                and self._clients[buffer.client] + size > total_max // 2
             )
         ):
-            slow = self._slowest(place)
+            slow = self._slowest(buffer)
             if slow is None:
                 raise BusyError("server: holds as many bytes as it may: try again", retry_after_s=1)
             slow.lose()
         self.held += size
-        place.held += size
-        self._clients[place.client] = self._clients.get(place.client, 0) + size
+        buffer.held += size
+        self._clients[buffer.client] = self._clients.get(buffer.client, 0) + size
 
-    def free(self, place: Place) -> None:
-        """Counts the bytes of a place no longer."""
-        size, place.held = place.held, 0
+    def free(self, buffer: BodyBuffer) -> None:
+        """Counts the bytes of a buffer no longer."""
+        size, buffer.held = buffer.held, 0
         self.held -= size
-        left = self._clients.get(place.client, 0) - size
+        left = self._clients.get(buffer.client, 0) - size
         if left > 0:
-            self._clients[place.client] = left
+            self._clients[buffer.client] = left
         else:
-            self._clients.pop(place.client, None)
+            self._clients.pop(buffer.client, None)
 
     async def receive(
-        self, place: Place, receive: Receive, headers: Mapping[bytes, bytes]
+        self, buffer: BodyBuffer, receive: Receive, headers: Mapping[bytes, bytes]
     ) -> bytes:
         """Returns the whole body.
 
@@ -133,18 +133,18 @@ class Bodies:
         if not message.get("more_body", False):
             if len(body) > self.bytes_max:
                 raise self._too_large()
-            self.take(place, len(body))
+            self.take(buffer, len(body))
             return body
-        return await self._receive_on(place, receive, body)
+        return await self._receive_on(buffer, receive, body)
 
-    async def _receive_on(self, place: Place, receive: Receive, first: bytes) -> bytes:
+    async def _receive_on(self, buffer: BodyBuffer, receive: Receive, first: bytes) -> bytes:
         """Returns a body that comes in pieces; a place that is lost meanwhile cancels its task."""
-        with self._transfer(place):
+        with self._transfer(buffer):
             pieces, piece, more = [first], first, True
             while True:
-                self.take(place, len(piece))
-                place.note(self._now_s(), len(piece))
-                if place.held > self.bytes_max:
+                self.take(buffer, len(piece))
+                buffer.note(self._now_s(), len(piece))
+                if buffer.held > self.bytes_max:
                     raise self._too_large()
                 if not more:
                     return b"".join(pieces)
@@ -155,35 +155,35 @@ class Bodies:
                 pieces.append(piece)
                 more = message.get("more_body", False)
 
-    async def deliver(self, place: Place, send: Send, message: Message) -> None:
+    async def deliver(self, buffer: BodyBuffer, send: Send, message: Message) -> None:
         """Sends a body piece by piece, as the client reads it. Raises ``SlowError``."""
         body, more = message["body"], message.get("more_body", False)
-        with self._transfer(place):
+        with self._transfer(buffer):
             for at in range(0, len(body), PIECE_BYTES):
                 piece = bytes(body[at : at + PIECE_BYTES])
                 is_last = at + PIECE_BYTES >= len(body)
                 await send({**message, "body": piece, "more_body": more or not is_last})
-                place.note(self._now_s(), len(piece))
+                buffer.note(self._now_s(), len(piece))
 
     @contextlib.contextmanager
-    def _transfer(self, place: Place) -> Iterator[None]:
+    def _transfer(self, buffer: BodyBuffer) -> Iterator[None]:
         """Tracks a body on its way. Raises ``SlowError`` if it loses its place."""
-        place.begin(asyncio.current_task(), self._now_s())
-        self._transfers.add(place)
+        buffer.begin(asyncio.current_task(), self._now_s())
+        self._transfers.add(buffer)
         try:
             yield
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not place.is_lost or task is None:
+            if not buffer.is_lost or task is None:
                 raise
             task.uncancel()
             raise SlowError(
                 "request: its body came too slowly while others waited: send it again, faster"
             ) from None
         finally:
-            self._transfers.discard(place)
+            self._transfers.discard(buffer)
 
-    def _slowest(self, asking: Place) -> Place | None:
+    def _slowest(self, asking: BodyBuffer) -> BodyBuffer | None:
         """Returns the largest slow transfer, except the one that asks."""
         now_s = self._now_s()
         slow = [each for each in self._transfers if each is not asking and each.is_slow(now_s)]
@@ -197,7 +197,7 @@ class Bodies:
         )
 
 
-class Place:
+class BodyBuffer:
     """The bytes that one request holds, and how fast they move."""
 
     __slots__ = ("_bodies", "_bytes_s", "_moved", "_since_s", "_task", "client", "held", "is_lost")
