@@ -62,6 +62,27 @@ def test_future_of_a_send_has_the_methods_of_a_standard_future(
     assert "a callback of a future failed" in caplog.text
 
 
+def test_future_shows_the_position_of_its_event(home: Home) -> None:
+    with home.producer("orders") as producer:
+        future = producer.send(b"1", key=b"k")
+        position = future.result()
+        assert repr(future) == f"<SendFuture {position}>"
+
+
+def test_tail_yields_json_that_is_sent_later(home: Home) -> None:
+    async def work() -> list[object]:
+        home.append("orders", [Event(b'{"n": 0}')])
+        events = aio.tail(home, "orders", wait_s=0.01)
+        waiting = asyncio.create_task(anext(events))
+        async with aio.producer(home, "orders") as producer:
+            while not waiting.done():  # the tail may begin after the first ones
+                await producer.send_json({"n": 1}, key=b"k")
+        await events.aclose()
+        return [waiting.result().json()]
+
+    assert asyncio.run(work()) == [{"n": 1}]
+
+
 def test_awaited_send_that_fails_raises(home: Home) -> None:
     async def send() -> None:
         async with aio.producer(home, "orders") as producer:

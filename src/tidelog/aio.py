@@ -1,4 +1,4 @@
-"""Producers, consumers and playbacks for asyncio.
+"""Producers, consumers, tails and playbacks for asyncio.
 
 ::
 
@@ -26,6 +26,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
 from typing import ParamSpec, Self, TypeVar
 
+from tidelog.api.browse import Tail
 from tidelog.errors import FencedError, InvalidError
 from tidelog.home import Home
 from tidelog.log.consumer.consumer import Consumer
@@ -35,7 +36,7 @@ from tidelog.model.event import Event, Position
 from tidelog.model.playback import Time
 from tidelog.tasks import Pool
 
-__all__ = ["AsyncConsumer", "AsyncProducer", "consumer", "playback", "producer"]
+__all__ = ["AsyncConsumer", "AsyncProducer", "consumer", "playback", "producer", "tail"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,6 +63,20 @@ async def playback(
         while batch := await calls.make(list, itertools.islice(events, _BATCH)):
             for event in batch:
                 yield event
+
+
+async def tail(home: Home, topic: str, *, wait_s: float = 1.0) -> AsyncIterator[Event]:
+    """Yields events as they are appended, for ever; ``home.tail`` explains the arguments.
+
+    It begins with the events that are appended after its first step.
+    """
+    async with _Calls() as calls:
+        tail = await calls.make(Tail, home, topic)
+        while True:
+            for event in await calls.make(tail.look):
+                yield event
+            if not tail.has_more:
+                await asyncio.sleep(wait_s)
 
 
 class _Calls:
@@ -119,6 +134,12 @@ class AsyncProducer:
             self._producer.send, value, key, id=id, type=type, headers=headers
         )
         return await future
+
+    async def send_json(
+        self, value: object, key: bytes | None = None, *, id: str | None = None
+    ) -> Position:
+        """Sends a value as JSON, and returns the position of the event once it is durable."""
+        return await (await self._calls.make(self._producer.send_json, value, key, id=id))
 
     async def flush(self) -> None:
         """Returns once everything sent before is durable; raises if some of it failed."""

@@ -231,29 +231,6 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         """Store what Tidelog itself writes to a topic, with the room that its additions have."""
         return self._shared_producer(topic).append_own(events)
 
-    def read(
-        self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
-    ) -> Iterator[Event]:
-        """Yield the events of ``[start, end)`` of a partition, or up to the end that is there now.
-
-        >>> [event.id for event in home.read("orders", start=1)]
-        ['order-2', 'order-3']
-        """
-        for stretch in self._reader(topic, partition, start).stretches(start, end):
-            yield from stretch.events()
-
-    def read_arrow(
-        self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the same as Arrow batches in event columns.
-
-        >>> sum(batch.num_rows for batch in home.read_arrow("orders"))
-        3
-        """
-        for stretch in self._reader(topic, partition, start).stretches(start, end):
-            if stretch.batch.num_rows:
-                yield stretch.arrow()
-
     def consumer(self, topic: str, name: str, start: Start = "earliest") -> Consumer:
         """Return a member of a named consumer, which joins at its first poll.
 

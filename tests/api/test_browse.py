@@ -51,6 +51,17 @@ def test_peek_reads_further_back_where_events_were_erased(home: Home) -> None:
     assert values(home.peek("orders", 5)) == list(range(35, 40))
 
 
+def test_read_without_a_partition_yields_all_of_them(home: Home) -> None:
+    fill(home, range(100))
+    assert sorted(values(home.read("orders"))) == list(range(100))
+    assert sum(batch.num_rows for batch in home.read_arrow("orders")) == 100
+    with pytest.raises(InvalidError, match="give a partition too"):
+        next(home.read("orders", start=1))
+    first = [event.offset for event in home.read("orders", 0)]
+    home.trim("orders", ToOffsets({0: 3}))
+    assert [event.offset for event in home.read("orders", 0)] == first[3:]
+
+
 def test_tail_yields_what_comes_later_once(home: Home) -> None:
     fill(home, range(10))
     events = home.tail("orders", wait_s=0.01)

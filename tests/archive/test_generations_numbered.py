@@ -127,9 +127,9 @@ def test_proof_finds_events_that_other_archives_have_under_other_numbers(
     proof = home.archives.get("a").erase(key=b"key-3", prove=True)
     of_b, *others = proof.traces
     assert of_b.object.startswith("archives/b/")
-    assert "tidelog archive erase b --id ID --prove" in of_b.do
+    assert "tidelog archive erase b --key KEY --prove" in of_b.do
     assert len(others) == 6
-    assert all(each.do == "run `tidelog delete again ID`" for each in others)
+    assert {each.do for each in others} == {"run `tidelog delete again --key KEY --prove`"}
     assert home.erase("again", key=b"key-3").is_erased
     assert any("kinesis://" in each for each in proof.out_of_reach)
     home.archives.get("b").erase(key=b"key-3", prove=False)

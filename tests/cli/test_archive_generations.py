@@ -53,8 +53,7 @@ def test_status_shows_the_live_folder_and_all_generations(tidelog: Run) -> None:
     assert row["account"]["archived"] == 10
     send(range(10, 15))
     assert tidelog("archive", "run", "a", "--no-spark").code == 0
-    (row,) = tidelog("archive", "rollback", "a", "--json").rows()
-    assert (row["generation"], row["kept"]) == (1, [2])
+    assert b"kept        2\n" in tidelog("archive", "rollback", "a").out
     assert tidelog("archive", "drop", "a", "2").code == 0
     done = tidelog("archive", "verify", "a", "--deep", "--json").rows()[-1]
     assert (done["events"], done["problems"]) == (15, [])

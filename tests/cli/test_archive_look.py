@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -203,6 +204,9 @@ def test_dead_letters_are_replayed(run: Run) -> None:
     same = run("archive", "dead", "daily", "--replay").out
     assert (b"replayed" in same, b"New events" in same) == (True, False)
     assert f"New events are still read with `{AT}`" in run(*again).out.decode()
+    parser = ("--parser", "timestamp")
+    said = run("archive", "dead", "daily", "--replay", *parser).err
+    assert re.match(r"\S+: \d+ events, \d+ files?, 0 dead letters\n", said), said
 
 
 @pytest.mark.parametrize(

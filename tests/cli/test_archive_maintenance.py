@@ -171,6 +171,7 @@ def test_register_and_keep(tidelog: Run, tmp_path: Path) -> None:
     rows = tidelog("archive", "register", "daily", "--json").rows()
     assert sum(row["events"] for row in rows) in (0, 1)  # 0 where the run has registered it
     delta = ("archive", "register", "daily", "--as", "delta")
+    assert b"Nothing was added" in tidelog(*delta).out
     assert b"Erasures and promotes still do" in tidelog(*delta, "--no-keep").out
     assert len(tidelog("archive", "register", "daily", "--json").rows()) == 1
     assert tidelog(*delta, "--forget", "--keep").code == 2

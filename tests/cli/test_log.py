@@ -437,6 +437,7 @@ def test_people_see_bars_and_counts_on_standard_error(tidelog: Run, tmp_path: Pa
         (["consume", "ordres", "--name", "c"], 1, "did you mean `orders`?"),
         (["topic", "delete", "ordres"], 1, "did you mean `orders`?"),
         (["load", "http://["], 2, "give http://HOST:PORT"),
+        (["playback", "t", "--to", "2026-11-15"], 2, "end of the range with --end"),
         (["trim", "t", "--before", "-" + "9" * 5000 + "s"], 2, "give a number and a unit"),
         (["trim", "t", "--before", "-" + "9" * 15 + "d"], 2, "longer than there are times"),
         (["compile", "t", "--all"], 2, "only one of them"),

@@ -61,8 +61,20 @@ def test_doctor_prints_its_checks(tidelog: Run) -> None:
 def test_a_command_that_only_looks_creates_no_home(
     tidelog: Run, tmp_path: Path, words: list[str]
 ) -> None:
-    assert tidelog(*words).code == 0
+    looked = tidelog(*words)
+    assert looked.code == 0
+    assert ("There are no" in looked.err) == (words[0] != "sql")
     assert "topic `orders`: not found" in tidelog("peek", "orders").err
     assert not (tmp_path / "tidelog-data").exists()
     assert tidelog("topic", "create", "orders").code == 0
     assert (tmp_path / "tidelog-data").exists()
+
+
+def test_list_and_show_count_the_same_events(tidelog: Run) -> None:
+    tidelog("topic", "create", "orders")
+    lines = b'{"id": "a"}\n{"id": "b"}\n'
+    tidelog("produce", "orders", "--format", "json", "--id-field", "id", stdin=lines)
+    assert tidelog("delete", "orders", "a", "--prove").code == 0
+    (listed,) = tidelog("topic", "list", "--json").rows()
+    (shown,) = tidelog("topic", "show", "orders", "--json").rows()
+    assert (listed["events"], shown["events"]) == (1, 1)

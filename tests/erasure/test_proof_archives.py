@@ -265,7 +265,7 @@ def test_copies_in_topics_are_searched(home: Home) -> None:
     home.archives.get("daily").restore("topic:back")
     (trace,) = erase(home).traces
     assert "topic `back` (pipeline `" in trace.what
-    assert trace.do == "run `tidelog delete back ID`"
+    assert trace.do == "run `tidelog delete back ID --prove`"
     assert home.erase("back", ids=[GONE]).is_erased
     assert prove(home) == []
 

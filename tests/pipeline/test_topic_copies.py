@@ -67,7 +67,7 @@ def test_proof_finds_the_event_in_a_copy_until_it_is_erased_there(shell: Shell, 
     (trace,) = proof(shell).traces
     assert trace.what.startswith("topic `copy` (p")
     assert trace.what.endswith("holds offset 0 of partition 0: was not deleted")
-    assert trace.do == "run `tidelog delete copy ID`"
+    assert trace.do == "run `tidelog delete copy ID --prove`"
     erase(shell, "copy")
     assert proof(shell).is_erased
 

@@ -371,6 +371,7 @@ def test_what_a_server_refuses_for_good_ends_it(status: int) -> None:
         with pytest.raises(InvalidError, match=f"answered {status}") as caught:
             sink.put(lots()[0])
         assert "topics" not in str(caught.value), "a path may be a secret"
+        assert ("set TIDELOG_HTTP_TOKEN" in str(caught.value)) == (status == 401)
         assert len(server.requests) == 1
         sink.close(failed=True)
 

@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.log.status import PartitionState
+from tidelog.log.partition_reader import OffsetEvents, Reader
+from tidelog.log.status import PartitionState, partition_ends
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic, partition_for
 from tidelog.playback.search import SearchQuery, SearchResult, search_partition
 
-__all__ = ["BrowseCalls"]
+__all__ = ["BrowseCalls", "Tail"]
 
 _SEARCH_S = 1.0  # that one search may take
 _AT_ONCE = 1_000  # events of a partition before the next partition has its turn
@@ -37,14 +38,46 @@ class BrowseCalls(ABC):
         """Return the state of each partition."""
 
     @abstractmethod
-    def read(
-        self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
-    ) -> Iterator[Event]:
-        """Yield the events of ``[start, end)`` of a partition."""
+    def _reader(self, topic: str, partition: int, start: int) -> Reader:
+        """Return a reader of a partition. Raises if the partition does not begin with ``start``."""
 
     @abstractmethod
     def _check_open(self) -> None:
         """Raise ``InvalidError`` if the home is closed."""
+
+    def read(
+        self,
+        topic: str,
+        partition: int | None = None,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> Iterator[Event]:
+        """Yield the events of ``[start, end)`` of a partition, or up to the end that is there now.
+
+        Without a partition, yield the events of all partitions, one partition after another.
+        Offsets need a partition if the topic has several. ``playback`` yields events by time.
+
+        >>> [event.id for event in home.read("orders", start=1)]
+        ['order-2', 'order-3']
+        """
+        for stretch in self._stretches(topic, partition, start, end):
+            yield from stretch.events()
+
+    def read_arrow(
+        self,
+        topic: str,
+        partition: int | None = None,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the same as Arrow batches in event columns.
+
+        >>> sum(batch.num_rows for batch in home.read_arrow("orders"))
+        3
+        """
+        for stretch in self._stretches(topic, partition, start, end):
+            if stretch.batch.num_rows:
+                yield stretch.arrow()
 
     def sql(
         self, query: str, values: Sequence[Any] | Mapping[str, Any] | None = None
@@ -87,9 +120,7 @@ class BrowseCalls(ABC):
 
         >>> events = home.tail("orders")
         """
-        found = self.topic(topic)
-        cursors = {each.partition: each.next for each in self.partitions(topic, runs=False)}
-        return self._tail(found, cursors, wait_s)
+        return self._tail(Tail(self, topic), wait_s)
 
     def search(
         self,
@@ -120,25 +151,28 @@ class BrowseCalls(ABC):
         most = (limit, _SEARCH_S)
         return search_partition(self.context, found, partition, start, query, most)
 
-    def _tail(self, topic: Topic, cursors: dict[int, int], wait_s: float) -> Iterator[Event]:
+    def _tail(self, tail: Tail, wait_s: float) -> Iterator[Event]:
         while True:
-            states = self.partitions(topic.name, runs=False)
-            if self.topic(topic.name).incarnation != topic.incarnation:
-                raise NotFoundError(
-                    f"topic `{topic.name}`: was deleted and created again: begin again"
-                )
-            has_more = False
-            for state in states:
-                start = max(cursors[state.partition], state.start)
-                end = min(state.next, start + _AT_ONCE)
-                has_more |= end < state.next
-                with contextlib.suppress(NotFoundError):  # trimmed since the look
-                    for event in self.read(topic.name, state.partition, start, end):
-                        yield event
-                        cursors[state.partition] = (event.offset or 0) + 1
-                    cursors[state.partition] = end
-            if not has_more:
+            yield from tail.look()
+            if not tail.has_more:
                 self.context.clock.sleep(wait_s)
+
+    def _stretches(
+        self, topic: str, partition: int | None, start: int | None, end: int | None
+    ) -> Iterator[OffsetEvents]:
+        """Yields the events of a partition, or of all partitions one after another, in parts."""
+        found = self.topic(topic)
+        has_offsets = start is not None or end is not None
+        if partition is None and found.partitions > 1 and has_offsets:
+            raise InvalidError(
+                f"topic `{topic}`: has {found.partitions} partitions, each with offsets of its "
+                "own: give a partition too"
+            )
+        for each in range(found.partitions) if partition is None else [partition]:
+            first = start
+            if first is None:
+                first = partition_ends(self.context, found, [each])[each][0]
+            yield from self._reader(topic, each, first).stretches(first, end)
 
     def _last(self, topic: str, state: PartitionState, count: int) -> list[Event]:
         """Returns the last events of a partition. Reads further back where events were erased."""
@@ -149,6 +183,36 @@ class BrowseCalls(ABC):
             if len(found) >= count or start == state.start:
                 return found[-count:]
             window *= 4
+
+
+class Tail:
+    """The events that are appended after this was created, as a caller asks for them."""
+
+    def __init__(self, home: BrowseCalls, topic: str) -> None:
+        self._home = home
+        self._topic = home.topic(topic)
+        states = home.partitions(topic, runs=False)
+        self._cursors = {each.partition: each.next for each in states}
+        self.has_more = False  # whether the last look left events that are there already
+
+    def look(self) -> list[Event]:
+        """Returns the events that are there now, up to a number for each partition."""
+        name = self._topic.name
+        states = self._home.partitions(name, runs=False)
+        if self._home.topic(name).incarnation != self._topic.incarnation:
+            raise NotFoundError(f"topic `{name}`: was deleted and created again: begin again")
+        found: list[Event] = []
+        self.has_more = False
+        for state in states:
+            start = max(self._cursors[state.partition], state.start)
+            end = min(state.next, start + _AT_ONCE)
+            self.has_more |= end < state.next
+            with contextlib.suppress(NotFoundError):  # trimmed since the look
+                for event in self._home.read(name, state.partition, start, end):
+                    found.append(event)
+                    self._cursors[state.partition] = (event.offset or 0) + 1
+                self._cursors[state.partition] = end
+        return found
 
 
 def _by_time(event: Event) -> tuple[int, int, int]:

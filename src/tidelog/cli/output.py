@@ -82,8 +82,13 @@ class Output:
         for name, value in values.items():
             self._console.print(f"{visible(name):<{width}}  {_cell(value)}")
 
-    def records(self, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Several results: a JSON line each, or a table; records where it is too wide for that."""
+    def records(
+        self, columns: Iterable[str], rows: Iterable[Mapping[str, Any]], none: str = ""
+    ) -> None:
+        """Several results: a JSON line each, or a table; records where it is too wide for that.
+
+        ``none`` is for people, on standard error, if there are no rows.
+        """
         if self.as_json:
             for row in rows:
                 self._json(row)
@@ -104,6 +109,8 @@ class Output:
                 for cell, width in zip(cells, widths, strict=True)
             ]
             self._console.print("  ".join(padded).rstrip(), style="" if number else "bold")
+        if none and not shown:
+            echo_aside(none)
 
     def _json(self, values: Mapping[str, Any]) -> None:
         write_out(msgspec.json.encode(values) + b"\n")
@@ -115,6 +122,8 @@ def _cell(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_cell, value))
     return visible(str(value))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, TypeVar
@@ -23,6 +23,7 @@ from tidelog.backends import real_world
 from tidelog.cli.output import Output, counted, echo_aside
 from tidelog.cli.terminal import Interruption
 from tidelog.errors import InvalidError, TidelogError
+from tidelog.model.pipeline import Manifest
 from tidelog.pipeline.base import CycleReport
 
 __all__ = [
@@ -160,10 +161,14 @@ def spark_conf(texts: Iterable[str]) -> dict[str, str]:
 class DriverWatch:
     """Tells a person, or a program, how a driver gets on; a signal stops it after its cycle."""
 
-    def __init__(self, output: Output, what: str, *, follows: bool = False) -> None:
+    def __init__(
+        self, output: Output, what: str, *, follows: bool = False, omits: str = ""
+    ) -> None:
+        """``omits`` is what lines for people leave out: ``range`` or ``files``."""
         self.stop = threading.Event()
         self._output = output
         self._what = what
+        self._omits = omits
         self._interruption = Interruption(self.stop, follows=follows)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
@@ -204,10 +209,8 @@ class DriverWatch:
             self._is_away = False
             self.tell(f"{self._what}: everything answers again")
         task = self._bar.tasks[0]
-        speed = f"{task.speed:,.0f} events/s" if task.speed else ""
-        self._bar.update(
-            self._task, total=self._done + waiting, speed=f"{speed}, {waiting:,} behind"
-        )
+        speed = f"{task.speed:,.0f} events/s, " if task.speed else ""
+        self._bar.update(self._task, total=self._done + waiting, speed=f"{speed}{waiting:,} behind")
 
     def share(self, partitions: int, total: int) -> None:
         """Report how many partitions this driver has, once others have some."""
@@ -232,12 +235,16 @@ class DriverWatch:
         """Prints a line for a person, beside the bar."""
         self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def cycle(self, report: CycleReport) -> None:
-        """Shows a cycle that has ended."""
+    def count(self, report: CycleReport) -> None:
+        """Moves the bar by a cycle that has ended, without a line about it."""
         self._done += report.events
         self.dead += sum(each.dead for each in report.committed.values())
         self.left_out += sum(each.left_out for each in report.committed.values())
         self._bar.update(self._task, completed=self._done)
+
+    def cycle(self, report: CycleReport) -> None:
+        """Shows a cycle that has ended."""
+        self.count(report)
         for each in report.aside:
             self.tell(
                 f"{each.partition}: {each.start} to {each.end} was archived, and the catalog does "
@@ -260,15 +267,20 @@ class DriverWatch:
                     }
                 )
             else:
-                out = manifest.left_out
-                self.tell(
-                    f"{partition.text}: {manifest.start} to {manifest.end}, "
-                    f"{counted(manifest.read, 'event')}, {counted(len(manifest.files), 'file')}, "
-                    f"{counted(manifest.dead, 'dead letter')}"
-                    + (f", {counted(out, 'event')} left out as erased" if out else "")
-                )
+                self.tell(f"{partition.text}: {', '.join(self._parts(manifest))}")
         for partition, error in sorted(report.errors.items()):
             self.tell(f"{partition.text}: {error}")
+
+    def _parts(self, manifest: Manifest) -> Iterator[str]:
+        """Yields what a person reads about a range."""
+        if self._omits != "range":
+            yield f"{manifest.start} to {manifest.end}"
+        yield counted(manifest.read, "event")
+        if self._omits != "files":
+            yield counted(len(manifest.files), "file")
+        yield counted(manifest.dead, "dead letter")
+        if manifest.left_out:
+            yield f"{counted(manifest.left_out, 'event')} left out as erased"
 
 
 _FORMAT_OPTIONS = (

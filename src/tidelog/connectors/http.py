@@ -40,7 +40,9 @@ TOKEN = "TIDELOG_HTTP_TOKEN"  # noqa: S105 - the name of a variable
 _TIMEOUT_S = 30.0
 _DIGEST_DIGITS = 16  # of a key, which may have 255 characters
 _TOO_LARGE = 413
-_FIX = "fix the address, the token or the target"
+_FIX = "fix the address or the target"
+_LOGIN = f"set {TOKEN} to a token that may append there"
+_LOGIN_STATUS = {401, 403}
 _PASSING_STATUS = {408, 425, 429}  # besides 5xx
 _WAIT_MAX_S = 60.0  # longest wait a server may ask for
 
@@ -137,6 +139,7 @@ class HttpPlaybackSink:
         said = f"answered {answer.status} {answer.reason}"
         if answer.status not in _PASSING_STATUS and answer.status < 500:
             hint = "give the address it leads to" if 300 <= answer.status < 400 else _FIX
+            hint = _LOGIN if answer.status in _LOGIN_STATUS else hint
             raise InvalidError(f"sink at {self._name}: {said}: {hint}", status=answer.status)
         return said, _seconds(answer.headers.get("Retry-After", ""))
 

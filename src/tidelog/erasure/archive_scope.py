@@ -225,8 +225,7 @@ class ArchiveScope(ProofScope):
 
     def remedy(self, text: str, archive: str = "") -> str:
         """Returns what to do, with the name of the archive to erase from."""
-        name = archive or self._archive.name
-        return text.replace("{delete}", f"tidelog archive erase {name} --id ID")
+        return text.replace("{delete}", self.erase_command(archive or self._archive.name))
 
     # What was erased.
 

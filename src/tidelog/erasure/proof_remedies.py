@@ -49,8 +49,8 @@ COPYING = (
     "prove again when it has ended; `tidelog pipeline list` and `tidelog playback --list` show it; "
     "resume one that died, or forget it"
 )
-DELETE = "run `{delete}`"
-REASON = "run `{delete}` or `--key K` again, which takes it out of the audit"
+DELETE = "run `{delete} --prove`"
+REASON = "run `{delete}` again, which takes it out of the audit"
 LOG = "prove again; if it stays, end the process that reads the catalog's file all the time"
 UPLOAD = (
     "prove again when its writer has ended; if that died, run `tidelog sweep`, which removes what "

@@ -44,6 +44,7 @@ class ProofScope(ABC):
     """What a proof is about, and which rows, archives and copies belong to it."""
 
     context: Context
+    is_by_key = False  # whether the proof is about keys alone, so that its reader knows no ids
 
     @property
     @abstractmethod
@@ -113,6 +114,10 @@ class ProofScope(ABC):
     @abstractmethod
     def remedy(self, text: str, archive: str = "") -> str:
         """Returns what to do, with its names filled in; for an archive's own files, its name."""
+
+    def erase_command(self, archive: str) -> str:
+        """Returns the command that erases the events from an archive."""
+        return f"tidelog archive erase {archive} {'--key KEY' if self.is_by_key else '--id ID'}"
 
     def reachable(self) -> list[Generation]:
         """Returns those of ``generations`` that this home may erase from."""
@@ -207,7 +212,7 @@ class TopicScope(ProofScope):
 
     def remedy(self, text: str, archive: str = "") -> str:
         """Returns what to do, with the topic's name."""
-        delete = f"tidelog delete {self._topic.name} ID"
+        delete = f"tidelog delete {self._topic.name} {'--key KEY' if self.is_by_key else 'ID'}"
         return text.replace("{delete}", delete).replace("{topic}", self._topic.name)
 
 
@@ -216,4 +221,4 @@ class DeletedTopicScope(TopicScope):
 
     def remedy(self, text: str, archive: str = "") -> str:
         """Returns what to do, with the name of the archive to erase from."""
-        return text.replace("{delete}", f"tidelog archive erase {archive or 'NAME'} --id ID")
+        return text.replace("{delete}", self.erase_command(archive or "NAME"))

@@ -118,6 +118,7 @@ def _prove(
         raise InvalidError("proof: of which event? give an id or a key")
     for each in ids:
         check_utf8("id", each)  # dead letters have ids that no topic accepts, such as an empty one
+    scope.is_by_key = not ids
     context, sought = scope.context, scope.matcher(ids, keys)
     store = context.store.inner if isinstance(context.store, CachedStore) else context.store
     search = _ProofSearch(scope, sought, progress)
@@ -477,6 +478,7 @@ class _ProofSearch(ObjectSearch):
             deletions = copy_deletions(self._context, copy.topic, self._sought.deletions)
             kind = DeletedTopicScope if copy.is_deleted else TopicScope
             scope = kind(self._context, copy.topic)
+            scope.is_by_key = self._scope.is_by_key
             sought = EventMatcher(deletions, now_ms=self.proof.searched_ms)
             inner = _ProofSearch(scope, sought, self._progress)
             inner._seen = self._seen

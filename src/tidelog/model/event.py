@@ -147,8 +147,12 @@ def _size(name: str, value: Any, kind: type) -> int:
     if value is None:
         return 0
     if not isinstance(value, str | bytes) or not isinstance(value, kind):
-        wanted = "bytes" if kind is bytes else "text"
-        raise InvalidError(f"event: its {name} is {type(value).__name__}: give {wanted} or None")
+        wanted = "text" if kind is str else "bytes"
+        if kind is bytes and isinstance(value, str):
+            wanted = "bytes, such as text.encode(),"
+        elif name == "value":
+            wanted = "bytes (`send_json` encodes other values)"
+        raise InvalidError(f"event: {name} is {type(value).__name__}: give {wanted} or None")
     return len(value) if isinstance(value, bytes) else _text_size(name, value)
 
 

@@ -419,7 +419,8 @@ def list_all(home_text: str | None, output: Output, /) -> None:
     """
     with open_home(home_text) as home:
         rows = [_describe(each) for each in home.archives.list()]
-        output.records(("name", "kind", "source", "folder", "format", "state"), rows)
+        none = "There are no archives yet: see `tidelog archive create --help`."
+        output.records(("name", "kind", "source", "folder", "format", "state"), rows, none)
 
 
 @archive.command()

@@ -315,6 +315,8 @@ def _tell_live(output: Output, found: Archive) -> None:
             "kept": kept,
         }
     )
+    if "delta" in found.tables:
+        output.say("Its Delta table is in that folder now.")
     for number in kept:
         output.say(
             f"Generation {number} is kept: go back with `tidelog archive rollback {found.name}`, "
@@ -382,7 +384,10 @@ def restore(home_text: str | None, output: Output, /, name: str, to: str, **give
       tidelog archive restore daily --to topic:wide --partition key
       tidelog archive restore raw --to kafka://127.0.0.1:9092/clicks --no-spark
     """
-    with open_home(home_text) as home, DriverWatch(output, f"restore {name}") as watch:
+    with (
+        open_home(home_text) as home,
+        DriverWatch(output, f"restore {name}", omits="files") as watch,
+    ):
         done = home.archives.get(name).restore(
             to,
             generation=given["generation"],

@@ -216,7 +216,7 @@ def dead(home_text: str | None, output: Output, /, name: str, **given: Any) -> N
             if given["dry_run"]:
                 _show_plan(output, name, archive.plan_replay(**how))
                 return
-            with DriverWatch(output, f"{name}, dead letters") as watch:
+            with DriverWatch(output, f"{name}, dead letters", omits="range") as watch:
                 done = archive.replay(
                     **how, stop=watch.stop, on_cycle=watch.cycle, **tasks_of(given)
                 )

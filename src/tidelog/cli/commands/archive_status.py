@@ -248,9 +248,9 @@ def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) 
 def register(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
     """Create or update a Delta, Iceberg or Glue table of an archive's Parquet files.
 
-    Files are registered where they are, each once. Without --as, all tables of the archive are
-    brought up to date. Erasures and promotes correct every table that was ever registered, until
-    you --forget it.
+    Files are registered where they are, each once; the output counts those that were added.
+    Without --as, all tables of the archive are brought up to date. Erasures and promotes correct
+    every table that was ever registered, until you --forget it.
 
     \b
     Examples:
@@ -292,6 +292,8 @@ def register(home_text: str | None, output: Output, /, name: str, **given: Any) 
         for each in done
     ]
     output.records(("table", "where", "files", "events"), rows)
+    if not any(each.files for each in done):
+        output.say("Nothing was added: every file of the archive is in the table already.")
 
 
 def _chosen(home: Home, name: str | None, every: bool) -> list[ArchiveHandle]:

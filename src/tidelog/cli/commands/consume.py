@@ -31,10 +31,11 @@ from tidelog.errors import FailedError
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.model.event import Event
 
-__all__ = ["consume", "consumer", "peek", "tail"]
+__all__ = ["NO_CONSUMERS", "consume", "consumer", "peek", "tail"]
 
 Emit = Callable[[list[Event]], None]
 """Hands events on; they are out of our hands when it returns."""
+NO_CONSUMERS = "There are no consumers yet: `tidelog consume TOPIC --name NAME` creates one."
 
 
 @click.command()
@@ -242,7 +243,7 @@ def list_(home_text: str | None, output: Output, /, topic: str | None) -> None:
             for name in names
             for each in home.consumers(name)
         ]
-        output.records(("topic", "consumer", "lag"), rows)
+        output.records(("topic", "consumer", "lag"), rows, NO_CONSUMERS)
 
 
 @consumer.command()

@@ -166,6 +166,7 @@ def _show_archive(home: Home, output: Output, spark: str | None, conf: dict[str,
             spark_conf=conf,
             stop=watch.stop,
             on_look=watch.look,
+            on_cycle=watch.count,
         )
     files = sum(1 for _ in archive.files())
     took_s = round(clock.monotonic_s() - began_s, 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from tidelog.cli.commands.consume import NO_CONSUMERS
 from tidelog.cli.commands.proof import end_with, proof_option, search_with_bar, show_proof
 from tidelog.cli.output import FAILED, Output, json_option, progress_bar, utf8
 from tidelog.cli.pipeline_options import SparkFields, task_options, tasks_of
@@ -51,7 +52,7 @@ def lag(home_text: str | None, output: Output, topic: str | None) -> None:
             for each in home.lag(name)
         ]
         columns = ("topic", "consumer", "partition", "cursor", "end", "lag", "owner")
-        output.records(columns, rows)
+        output.records(columns, rows, NO_CONSUMERS)
 
 
 @click.command()

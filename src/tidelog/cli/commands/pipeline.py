@@ -254,7 +254,7 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
       tidelog pump kinesis://orders?region=eu-west-1 --topic orders --follow --id-field order_id
       tidelog pump file:/var/log/orders --topic orders --no-spark
     """
-    watching = DriverWatch(output, f"pump {topic}", follows=given["follow"])
+    watching = DriverWatch(output, f"pump {topic}", follows=given["follow"], omits="files")
     with open_home(home_text) as home, watching as watch:
         made = home.pumps.create(
             given["name"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from tidelog.playback.session import KnownPlayback
 
 __all__ = ["playback"]
 
+_TIME = re.compile(r"\d{4}-\d\d|-\d+[a-z]+$|now$|latest$")  # in place of a sink
 _COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")  # of a list
 
 
@@ -297,6 +299,11 @@ class _PlaybackOptions:
 
     def __post_init__(self) -> None:
         check_speed(self.speed)
+        if _TIME.match(self.sink):
+            raise InvalidError(
+                f"--to `{self.sink}`: is a time, and --to names the target: give the end of the "
+                "range with --end"
+            )
         check_playback_sink(self.sink, named=self.name is not None)
         if self.name is not None:
             check_playback_name(self.name)

@@ -107,7 +107,20 @@ def check(home_text: str | None, output: Output, /, file: str, **given: Any) -> 
                     "it was written elsewhere, or was not recorded"
                 )
     show_proof(output, found)
+    output.say(f"\n{_checks(given)}")
     end_with(output, found)
+
+
+def _checks(given: Mapping[str, Any]) -> str:
+    """Returns what a check has found to be true, and what it has not looked at."""
+    covered = [name for name in ("id", "key") if given["event_id" if name == "id" else name]]
+    about = f" It is about the {' and the '.join(covered)} that you gave." if covered else ""
+    recorded = (
+        "The audit of the home has its hash."
+        if given["recorded"]
+        else "Use --recorded to compare its hash with the audit of the home."
+    )
+    return f"Checked: the file is as it was written.{about} {recorded}"
 
 
 def search_with_bar(

@@ -91,7 +91,8 @@ def list_(home_text: str | None, output: Output) -> None:
     """
     with open_home(home_text) as home:
         rows = [_row(home, each) for each in home.topics()]
-        output.records(("name", "partitions", "events", "created", "state"), rows)
+        none = "There are no topics yet: create one with `tidelog topic create NAME`."
+        output.records(("name", "partitions", "events", "created", "state"), rows, none)
 
 
 @topic.command()
@@ -386,7 +387,7 @@ def _row(home: Home, found: Topic) -> dict[str, Any]:
     events: int | None = None
     if found.state == "ready":
         try:
-            events = sum(state.events for state in home.partitions(found.name, runs=False))
+            events = sum(state.events for state in home.partitions(found.name))
         except NotFoundError:
             events = None  # deleted since it was listed
     return {

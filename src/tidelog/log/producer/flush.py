@@ -319,6 +319,16 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
                 raise flush.error_of(self.index)
         return flush.positions()[self.index]
 
+    def __repr__(self) -> str:
+        flush = self.flush
+        if not flush.done():
+            state = "pending"
+        elif flush.error is None:
+            state = str(flush.positions()[self.index])
+        else:
+            state = "failed"  # without its reason: a program must still ask for that
+        return f"<SendFuture {state}>"
+
     def done(self) -> bool:
         """Returns whether :meth:`result` would return at once.
 
