@@ -36,7 +36,9 @@ from tidelog.archive.verify_checks import (
     check_manifest,
     check_range,
     check_replay,
+    doubles_of,
     erased_left,
+    in_order,
     read_offsets,
     runs_of,
 )
@@ -503,9 +505,10 @@ class _VerifyLook:
     def _check_offsets(self, manifest: Manifest, offsets: Offsets) -> None:
         """Checks the offsets in the files of one range: each once, and none that was erased."""
         where = f"{manifest.partition}, {manifest.start} to {manifest.end}"
-        known = np.unique(offsets)
-        if len(known) != len(offsets):
-            what = f"{len(offsets) - len(known)} offsets are in two of its files"
+        known = in_order(offsets)
+        twice = doubles_of(known)
+        if len(twice):
+            what = f"{len(twice)} offsets are in two of its files"
             self.tally.add(Problem("double", where, what, _KEEP))
         left = erased_left(known, manifest)
         if len(left):

@@ -42,7 +42,9 @@ __all__ = [
     "check_manifest",
     "check_range",
     "check_replay",
+    "doubles_of",
     "erased_left",
+    "in_order",
     "read_offsets",
     "runs_of",
 ]
@@ -356,12 +358,21 @@ class RangeFound:
     runs: Offsets  # first and last of each run of offsets; none unless files were read
 
 
-def runs_of(offsets: Offsets) -> Offsets:
-    """Returns the first and last of each run of consecutive offsets."""
-    if not len(offsets):
+def in_order(offsets: Offsets) -> Offsets:
+    """Returns offsets in order; most often they are, and a sort would take as long as the read."""
+    return np.sort(offsets) if bool((np.diff(offsets) < 0).any()) else offsets
+
+
+def doubles_of(ordered: Offsets) -> Offsets:
+    """Returns the offsets that repeat the one before, of offsets in order."""
+    return ordered[1:][np.diff(ordered) == 0]
+
+
+def runs_of(ordered: Offsets) -> Offsets:
+    """Returns the first and last of each run of consecutive offsets, of offsets in order."""
+    if not len(ordered):
         return np.empty((0, 2), np.int64)
-    ordered = np.sort(offsets)
-    breaks = np.flatnonzero(np.diff(ordered) != 1)
+    breaks = np.flatnonzero(np.diff(ordered) > 1)
     firsts = ordered[np.concatenate([[0], breaks + 1])]
     lasts = ordered[np.concatenate([breaks, [len(ordered) - 1]])]
     return np.stack([firsts, lasts], axis=1)
@@ -375,9 +386,8 @@ def check_range(work: RangeFiles) -> RangeFound | None:
         is_healthy = counts == tuple(file.events for file in work.files)
         return RangeFound(counts, runs_of(_NONE)) if is_healthy else None
     found = [read_offsets(contents, work.manifest, file) for file in work.files]
-    known = np.unique(np.concatenate([*found, _NONE]))
-    total = sum(map(len, found))
-    if len(known) != total or len(erased_left(known, work.manifest)):
+    known = in_order(np.concatenate([*found, _NONE]))
+    if len(doubles_of(known)) or len(erased_left(known, work.manifest)):
         return None
     return RangeFound(tuple(map(len, found)), runs_of(known))
 
@@ -402,7 +412,8 @@ def read_offsets(contents: ArchiveFiles, manifest: Manifest, file: FileEntry) ->
     return offsets
 
 
-def erased_left(known: Offsets, manifest: Manifest) -> Offsets:
-    """Returns the erased offsets of a range that its files still hold."""
-    left: Offsets = np.intersect1d(known, np.array(manifest.erased, np.int64))
-    return left
+def erased_left(ordered: Offsets, manifest: Manifest) -> Offsets:
+    """Returns the erased offsets of a range that its files still hold, of offsets in order."""
+    erased = np.unique(np.array(manifest.erased, np.int64))
+    after = np.searchsorted(ordered, erased, "right")
+    return erased[after > np.searchsorted(ordered, erased, "left")]
