@@ -86,6 +86,17 @@ class Fleet:
         until(lambda: self.is_shared(drivers), seconds, lambda: str(self.owners()))
         return time.monotonic() - began_s
 
+    def move(self, before: Counter[str]) -> float:
+        """Wait until all partitions of a driver that ended have another; how long that took."""
+        began_s = time.monotonic()
+
+        def is_moved() -> bool:
+            now = self.owners()
+            return "" not in now and len(before.keys() & now.keys()) < len(before)
+
+        until(is_moved, LEASE_S + SLACK_S, lambda: f"{before}, now {self.owners()}")
+        return time.monotonic() - began_s
+
     def archived(self) -> Counter[tuple[str, int]]:
         """What is in the files, by partition and offset."""
         found: Counter[tuple[str, int]] = Counter()
@@ -148,40 +159,47 @@ def test_drivers_join_leave_stall_and_die(fleet: Fleet) -> None:
 @pytest.mark.long
 def test_drivers_come_and_go_for_two_minutes(fleet: Fleet) -> None:
     chance = random.Random(19)
+    moves: list[float] = []
     fleet.start(3)
     fleet.share(3)
     end_s = time.monotonic() + 120
     while time.monotonic() < end_s:
-        stalled = None
+        stalled, before = None, fleet.owners()
         kind = chance.choice(["join", "leave", "kill", "kill", "stall"])
         if len(fleet.drivers) < 2 or (kind == "join" and len(fleet.drivers) < 5):
             fleet.start()
-        elif kind == "leave":
-            fleet.signal(signal.SIGTERM)
-        elif kind == "stall":
-            stalled = fleet.signal(signal.SIGSTOP)
         else:
-            fleet.signal(signal.SIGKILL)
-        fleet.share(len(fleet.drivers), LEASE_S + SLACK_S)
+            signals = {"leave": signal.SIGTERM, "stall": signal.SIGSTOP}
+            ended = fleet.signal(signals.get(kind, signal.SIGKILL))
+            stalled = ended if kind == "stall" else None
+            moves.append(fleet.move(before))
+        fleet.share(len(fleet.drivers))
         if stalled is not None:
             os.kill(stalled, signal.SIGCONT)
             fleet.drivers.append(stalled)
-            fleet.share(len(fleet.drivers), LEASE_S + SLACK_S)
+            fleet.share(len(fleet.drivers))
         time.sleep(chance.uniform(0, 2))
     fleet.check()
+    print(f"{len(moves)} drivers ended or stalled, partitions moved within {max(moves):.1f} s")
 
 
 @pytest.mark.long
-def test_two_processes_of_up_share_the_work(fleet: Fleet) -> None:
-    place = fleet.place
-    with upped(place) as first:
-        fleet.share(1)
-        with upped(place) as second:
-            fleet.share(2)
-            assert second.end(signal.SIGKILL)
-            fleet.share(1, LEASE_S + SLACK_S)
-        with upped(place):
-            fleet.share(2)
-            assert first.end() == 0
+def test_two_processes_of_up_come_and_go_for_two_minutes(fleet: Fleet) -> None:
+    chance = random.Random(23)
+    moves: list[float] = []
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(upped(fleet.place)) for _ in range(2)]
+        fleet.share(2)
+        end_s = time.monotonic() + 120
+        while time.monotonic() < end_s:
+            ending, before = running.pop(chance.randrange(2)), fleet.owners()
+            if chance.random() < 0.5:
+                assert ending.end(signal.SIGKILL)
+            else:
+                assert ending.end() == 0
+            moves.append(fleet.move(before))
             fleet.share(1)
-            fleet.check()
+            running.append(stack.enter_context(upped(fleet.place)))
+            fleet.share(2)
+        fleet.check()
+    print(f"{len(moves)} processes ended, partitions moved within {max(moves):.1f} s")

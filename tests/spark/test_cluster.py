@@ -44,7 +44,7 @@ SCRIPT = """
 import json, os, sys
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
-from tests.spark.test_notes import folder_of
+from tests.spark.test_python_worker import folder_of
 from tidelog.spark import register
 
 settings, home, folder = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from contextlib import nullcontext
@@ -90,6 +91,15 @@ def _dies_once(path: str) -> int:
 def test_wave_whose_worker_is_killed_runs_again(tasks: SparkTasks, tmp_path: Path) -> None:
     paths = [str(tmp_path / "one"), str(tmp_path / "two")]
     assert list(tasks.run("test", _dies_once, paths, one)) == [(path, 7) for path in paths]
+
+
+def _frozen(_: int) -> int:
+    return gc.get_freeze_count()
+
+
+def test_modules_are_left_out_of_garbage_collections_between_tasks(tasks: SparkTasks) -> None:
+    list(tasks.run("test", _frozen, range(8), one))
+    assert any(count for _, count in tasks.run("test", _frozen, range(8), one))
 
 
 def _fails(item: int) -> int:

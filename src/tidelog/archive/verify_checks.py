@@ -365,7 +365,8 @@ def in_order(offsets: Offsets) -> Offsets:
 
 def doubles_of(ordered: Offsets) -> Offsets:
     """Returns the offsets that repeat the one before, of offsets in order."""
-    return ordered[1:][np.diff(ordered) == 0]
+    doubles: Offsets = ordered[1:][np.diff(ordered) == 0]
+    return doubles
 
 
 def runs_of(ordered: Offsets) -> Offsets:
@@ -416,4 +417,5 @@ def erased_left(ordered: Offsets, manifest: Manifest) -> Offsets:
     """Returns the erased offsets of a range that its files still hold, of offsets in order."""
     erased = np.unique(np.array(manifest.erased, np.int64))
     after = np.searchsorted(ordered, erased, "right")
-    return erased[after > np.searchsorted(ordered, erased, "left")]
+    left: Offsets = erased[after > np.searchsorted(ordered, erased, "left")]
+    return left

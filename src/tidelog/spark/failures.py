@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
+from tidelog.spark.python_worker import worker_name
 
-__all__ = ["cause_of", "job_error", "one_line", "start_error", "worker_name"]
+__all__ = ["cause_of", "job_error", "one_line", "start_error"]
 
 _RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?")  # the last line of a traceback
 # Spark's errors with the states of SQL for wrong data, wrong names, and `raise_error`.
@@ -31,15 +31,6 @@ _WRONG_SETTINGS = (
 )
 _LENGTH_MAX = 300
 _HIDE = "SPARK_HIDE_TRACEBACK"  # Spark reads it when it writes down an exception
-
-
-def worker_name() -> str:
-    """Returns the module of Spark's Python worker that this process runs; "" if it is none."""
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    name = "" if main is None else str(main.name)
-    if name == "pyspark.daemon" and len(sys.argv) > 1:
-        return sys.argv[1]
-    return name if name.startswith("pyspark.") else ""
 
 
 @contextmanager

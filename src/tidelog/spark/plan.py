@@ -15,8 +15,6 @@ environment.
 from __future__ import annotations
 
 import fnmatch
-import functools
-import gc
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,6 +52,7 @@ from tidelog.spark.columns import BatchPosition, shown
 from tidelog.spark.failures import one_line
 from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter
 from tidelog.spark.options import Offsets, ReadOptions, is_pattern
+from tidelog.spark.python_worker import keep_modules
 from tidelog.store import Store, open_store_here
 from tidelog.tasks import Pool
 
@@ -410,12 +409,6 @@ def read_task(task: ReadTask, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     return joined_batches(_in_one_line(_batches(store, task, wanted)), _ROWS_MIN, _BYTES_MIN)
 
 
-@functools.cache
-def _keep_modules() -> None:
-    """Once per process: excludes modules from the garbage collection after each Spark task."""
-    gc.freeze()
-
-
 def _in_one_line(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     with one_line():
         yield from batches
@@ -439,7 +432,7 @@ def _batches(store: Store, task: ReadTask, wanted: pa.Schema) -> Iterator[pa.Rec
                     times = task.times.mask(rows.batch)
                     mask = times if mask is None else pc.and_(mask, times)
                 yield found if mask is None else found.filter(mask)
-    _keep_modules()
+    keep_modules()
 
 
 def _fetch(store: Store, task: ReadTask, piece: OffsetSlice) -> bytes | None:

@@ -61,6 +61,7 @@ from tidelog.playback.merge import READERS, BufferBounds, EventFilter, Loader, T
 from tidelog.playback.play import PlaybackOptions, PlaybackResult, SlotCount, SlotCounter, opened
 from tidelog.playback.run_queue import Ahead, FoundRun, SwapGuard, SwappedError
 from tidelog.spark.failures import job_error
+from tidelog.spark.python_worker import keep_modules
 from tidelog.spark.session import cores_of, named_job, numbered
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
@@ -204,6 +205,7 @@ def _run_windows(
             played = pickle.dumps(run_window(pickle.loads(blobs[number])))  # noqa: S301 - ours
             columns = [pa.array([number], pa.int64()), pa.array([played], pa.binary())]
             yield pa.record_batch(columns, ["number", "outcome"])
+    keep_modules()
 
 
 class _Target:

@@ -41,9 +41,8 @@ from tidelog.model.partition_rows import Head
 from tidelog.model.topic import Topic
 from tidelog.settings import Settings, config_string
 from tidelog.spark.columns import arrow_schema, spark_schema
-from tidelog.spark.failures import one_line, worker_name
+from tidelog.spark.failures import one_line
 from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter, push
-from tidelog.spark.notes import note_path
 from tidelog.spark.options import (
     BATCH_READ,
     BATCH_WRITE,
@@ -68,6 +67,7 @@ from tidelog.spark.plan import (
     resolve_times,
     stamp_of,
 )
+from tidelog.spark.python_worker import keep_modules, note_path, worker_name
 from tidelog.spark.stream import TidelogStreamReader
 from tidelog.spark.write import TidelogStreamWriter, TidelogWriter
 
@@ -98,7 +98,9 @@ class TidelogDataSource(DataSource):
     @one_line()
     def schema(self) -> StructType:
         check_not_table(self.options)
-        return spark_schema(read_columns(self.options))
+        found = spark_schema(read_columns(self.options))
+        keep_modules()
+        return found
 
     @one_line()
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -158,7 +160,9 @@ class TidelogReader(DataSourceReader):
             topics = find_topics(context, options)
             check_offsets(topics, options.start_offsets, options.end_offsets)
             times = resolve_times(options, context.clock.now_ms())
-            return [task for topic in topics for task in self._tasks(context, topic, times)]
+            tasks = [task for topic in topics for task in self._tasks(context, topic, times)]
+        keep_modules()
+        return list[InputPartition](tasks)
 
     def _tasks(self, context: Context, topic: Topic, times: EventTimes) -> list[ReadTask]:
         if self._pushed.topics is not None and topic.name not in self._pushed.topics:

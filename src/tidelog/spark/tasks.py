@@ -22,6 +22,7 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.spark.failures import job_error
+from tidelog.spark.python_worker import keep_modules
 from tidelog.spark.session import (
     LOTS_PER_CORE,
     LiveSession,
@@ -131,6 +132,7 @@ def _run_lots(
                     ],
                     ["number", "outcome"],
                 )
+    keep_modules()
 
 
 _: type[TaskRunner] = SparkTasks

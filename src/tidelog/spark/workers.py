@@ -18,7 +18,7 @@ not moved: each keeps its offset, in its partition and in order. Anything else i
 an archive's ranges stay what they say they are:
 
 1. the reading half of a task notes the offsets that it returned, in a file of that task alone
-   (``spark/notes.py``)
+   (``spark/python_worker.py``)
 2. the writing half gets rows, whose offsets must rise
 3. at the end it looks for the note of its own task: a function that shuffles, sorts over
    partitions, caches or truncates its input has none
@@ -65,7 +65,7 @@ from tidelog.pipeline.base import (
 )
 from tidelog.spark.columns import arrow_schema, floored_times, spark_schema
 from tidelog.spark.failures import cause_of, job_error
-from tidelog.spark.notes import note_path
+from tidelog.spark.python_worker import keep_modules, note_path
 from tidelog.spark.session import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -259,6 +259,7 @@ def _read(
                 return
             given = _Note(end, _OffsetRuns.joined(offsets), b"".join(marks), left_out)
             note.write_bytes(pickle.dumps(given))
+    keep_modules()
 
 
 def _row_bytes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
@@ -300,6 +301,7 @@ def _write(blobs: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterato
         yield _outcome(produced)
     else:
         yield _outcome(TaskOutcome(task.range.partition, produced, cut=task.cut))
+    keep_modules()
 
 
 def _outcome(found: TaskOutcome | TidelogError | _LargeRows) -> pa.RecordBatch:
@@ -481,6 +483,7 @@ def _run_lots(
         for number in batch.column(0).to_pylist():
             for task in pickle.loads(blobs[number]):  # noqa: S301 - our own bytes
                 yield _outcome(run_task(task))
+    keep_modules()
 
 
 def _collect(rows: DataFrame) -> list[Any]:

@@ -98,6 +98,7 @@ from tidelog.spark.columns import check_writable, stored
 from tidelog.spark.failures import one_line
 from tidelog.spark.options import WriteOptions
 from tidelog.spark.plan import ExecutorContext, open_executor, open_shared, settings_of
+from tidelog.spark.python_worker import keep_modules
 from tidelog.store.base import put_fresh
 from tidelog.store.wrappers import reread
 from tidelog.tasks import Pool
@@ -526,6 +527,7 @@ def stage(
         _put(staging, executor, batch, _parts(staging, table, places, first + number))
         for number, (table, places) in enumerate(_collect_segments(staging, executor, measured))
     )
+    keep_modules()
     return segments, measured.contents
 
 
