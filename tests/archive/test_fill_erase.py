@@ -15,16 +15,19 @@ from tests.sim.archive_many import HoledBackup
 from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.archive import generations
+from tidelog.archive import read as archive_files
 from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import drop_generation, promote, rollback
+from tidelog.archive.read import is_changing
 from tidelog.connectors import by_url
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import Source
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
-from tidelog.coordination.pipeline_rows import read_manifests
+from tidelog.coordination.pipeline_rows import counting_files, read_manifests
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.delete import delete_events
+from tidelog.errors import UnavailableError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive, ArchiveFormat
@@ -95,6 +98,67 @@ def test_erased_event_stays_counted_where_a_fill_ends_inside_a_commit(
     promoted = promote(home.context, "daily")
     found = list(read_manifests(home.context, promoted.pipeline(), "t/0"))
     assert [(each.deleted, each.absent) for each in found] == [(1, 3), (0, 4)]
+
+
+def drive_holed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Archive a backup, where offsets 1, 4, 7 and so on were never there."""
+    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
+
+    def open_holed(url: str, **how: Any) -> Source:
+        held = HoledBackup(how["open_context"], "own")
+        return held if url == held.url else open_source(url, **how)
+
+    monkeypatch.setattr(by_url, "open_source", open_holed)
+    drive(home, an_archive(home, "daily", "holed:own", parser="json:at"))
+
+
+def test_rollback_beside_an_erasure_that_died_reports_no_damage(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive_holed(home, monkeypatch)
+    backfill(home)
+    promote(home.context, "daily")
+
+    die_after_a_replace(home, monkeypatch)
+    with pytest.raises(UnavailableError, match="`tidelog sweep` finishes one that died"):
+        rollback(home.context, "daily")
+    sweep_archives(home.context, grace_ms=-1)
+    assert rollback(home.context, "daily").generation == 1
+
+
+def die_after_a_replace(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Erase an event, and die when its file is replaced and the row does not say so."""
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(erase.EraseLane, "_count_row", die)
+        home.archives.get("daily").erase(ids=["id-2"], why="asked")
+
+
+def test_file_counts_as_changing_though_its_erasure_ends_between_two_reads_of_rows(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive_holed(home, monkeypatch)
+    archive = find_archive(home.context, "daily")
+    files = counting_files(home.context, archive.pipeline(), "t/0")
+    file = next(each for _, each in files if each.first_offset <= 2 <= each.last_offset)
+    die_after_a_replace(home, monkeypatch)
+    looked: list[str] = []
+    for name in ("read_commits", "counting_files"):
+        reads = getattr(archive_files, name)
+
+        def read(*given: Any, reads: Any = reads, name: str = name) -> Any:
+            found = list(reads(*given))
+            if not looked:
+                sweep_archives(home.context, grace_ms=-1)  # finishes the erasure
+            looked.append(name)
+            return iter(found)
+
+        monkeypatch.setattr(archive_files, name, read)
+    assert is_changing(home.context, archive, 1, "t/0", file)
+    assert looked
 
 
 def test_an_event_that_is_erased_during_a_rollback_is_in_no_generation(home: Home) -> None:

@@ -34,7 +34,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from tidelog.archive.read import ArchiveFiles
+from tidelog.archive.read import ArchiveFiles, is_changing
+from tidelog.catalog.update import read_stable
 from tidelog.codec.event_json import plain_rows
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.by_url import store_at
@@ -48,7 +49,7 @@ from tidelog.coordination.pipeline_rows import (
     read_partitions,
     read_progress,
 )
-from tidelog.errors import CorruptError
+from tidelog.errors import CorruptError, UnavailableError
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import BeginReason, FileEntry, Gap, Manifest, Progress
 from tidelog.store.base import Store
@@ -285,13 +286,27 @@ class LackingEvents:
         """Returns the offsets in the files of a generation, in order, around the given spans."""
         archive = self._archive
         files = ArchiveFiles(store_at(self._context, archive.store), archive.making(generation))
-        found = [np.empty(0, np.int64)]
         pipeline = archive.pipeline(generation)
-        for manifest, file in counting_files(self._context, pipeline, partition):
-            if file.kind in _KINDS and _is_in(file, spans):
-                held = (files.offsets(batch, file) for batch in files.batches(manifest, file))
-                found.extend(each.to_numpy().astype(np.int64) for each in held)
-        return np.sort(np.concatenate(found))
+
+        def read() -> Offsets | None:
+            found = [np.empty(0, np.int64)]
+            for manifest, file in counting_files(self._context, pipeline, partition):
+                if file.kind not in _KINDS or not _is_in(file, spans):
+                    continue
+                try:
+                    held = (files.offsets(batch, file) for batch in files.batches(manifest, file))
+                    found.extend(each.to_numpy().astype(np.int64) for each in held)
+                except CorruptError:
+                    if not is_changing(self._context, archive, generation, partition, file):
+                        raise
+                    return None
+            return np.sort(np.concatenate(found))
+
+        busy = UnavailableError(
+            f"archive `{archive.name}`: an erasure or a replay changes files of generation "
+            f"{generation}: try again when it has ended; `tidelog sweep` finishes one that died"
+        )
+        return read_stable(self._context, read, busy)
 
 
 def _unread(manifest: Manifest) -> int:

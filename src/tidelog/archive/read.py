@@ -289,13 +289,18 @@ def _sequence(store: Store, place: FilePlace, size: int) -> Format:
 def is_changing(
     context: Context, archive: Archive, generation: int, partition: str, file: FileEntry
 ) -> bool:
-    """Returns whether an erasure, a replay or a drop changes a file: then it is not damaged."""
+    """Returns whether an erasure, a replay or a drop changes a file: then it is not damaged.
+
+    Call it after the file was read: an erasure that ends meanwhile is in the rows, which come last.
+    """
     pipeline = archive.pipeline(generation)
-    if not any(each == file for _, each in counting_files(context, pipeline, partition)):
-        return True
     pipelines = (pipeline, replay_pipeline(pipeline))
     commits = (each for name in pipelines for each in read_commits(context, name, partition))
-    return any(each.rewrite for each in commits) or _is_removed(context, archive, generation)
+    if any(each.rewrite for each in commits):
+        return True
+    if not any(each == file for _, each in counting_files(context, pipeline, partition)):
+        return True
+    return _is_removed(context, archive, generation)
 
 
 def _is_removed(context: Context, archive: Archive, generation: int) -> bool:
