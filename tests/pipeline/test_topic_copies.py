@@ -12,6 +12,7 @@ from tests.support.archive_look import FIRST_S
 from tidelog import Event
 from tidelog.archive.archive import find_archive
 from tidelog.catalog.base import Put
+from tidelog.connectors.topic.sink import TopicSink
 from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_scope import TopicScope
@@ -21,6 +22,9 @@ from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Intent
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.playback.session import NamedPlayback, find_playback, start_playback
 
@@ -126,6 +130,21 @@ def test_proof_searches_what_a_killed_delete_leaves_of_a_copy(
     (trace,) = proof(shell).traces
     assert trace.what.endswith("holds 1 of them: its topic is being deleted")
     shell.made.delete_topic("copy")
+    assert proof(shell).is_erased
+
+
+def test_sweep_removes_what_a_killed_pump_staged_for_a_topic_that_was_deleted(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = shell.made.context
+    pump = open_pump(context, PumpOptions("topic:t", "copy"), LocalWorkers(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(TopicSink, "publish", die)
+        with pytest.raises(UnavailableError):
+            Driver(context, pump, DriverOptions()).run()
+    shell.made.delete_topic("copy", past_readers=True)
+    assert list(shell.made.store.list("staging/"))
+    erase(shell, "t")  # which sweeps
     assert proof(shell).is_erased
 
 

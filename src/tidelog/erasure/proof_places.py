@@ -94,7 +94,8 @@ __all__ = [
 SWEEP = "run `tidelog sweep`; what is younger than its grace waits for the next one"
 STAGED = (
     "run `tidelog sweep`; what a driver that was killed has staged goes after its archive or pump "
-    "has run again; what is younger than the sweep's grace waits for the next one"
+    "has run again, or after `tidelog pipeline delete` where the source was deleted; what is "
+    "younger than the sweep's grace waits for the next one"
 )
 STAGED_REPLAY = STAGED.replace("its archive or pump", "`tidelog archive dead NAME --replay`")
 DELETE = "no sweep removes it: look at it, then delete it"

@@ -37,7 +37,7 @@ from tidelog.model.archive import Archive
 from tidelog.model.partition_rows import pipeline_of
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import Topic
-from tidelog.pipeline.registry import list_pipelines
+from tidelog.pipeline.registry import is_target_deleted, list_pipelines
 from tidelog.playback.session import list_playbacks
 
 __all__ = [
@@ -167,10 +167,13 @@ def copying_under_way(
 ) -> Iterator[tuple[str, str]]:
     """Yields unfinished copies that may hold deleted events: the row's place, and what it is.
 
-    A driver or a playback may have read an event before it was deleted, and append it later.
-    ``offsets`` returns where a pipeline has these events, by source partition.
+    A driver or a playback may have read an event before it was deleted, and append it later, unless
+    the target was deleted. ``offsets`` returns where a pipeline has these events, by source
+    partition.
     """
     for pipeline in pipelines_from(context, originals.sources):
+        if is_target_deleted(context, pipeline):
+            continue
         for name, places in offsets(pipeline.incarnation).items():
             wanted = np.array(sorted(places), np.int64)
             if len(wanted) and is_under_way(context, pipeline.incarnation, name, wanted):

@@ -17,7 +17,7 @@ sweep has less to do. An epoch above that of its head comes from before a restor
 what was staged under it stays until the head has reached it.
 
 What a topic's sink stages again without erased events is next to its original, and is named with
-it.
+it. If that topic was deleted, all that its pipeline staged is deleted: nothing can publish it.
 
 An erasure (``erasure.rewrite``) is the exception: it needs no head. Its commit's row says so before
 anything is staged. While one does, what is staged under the erasure's epoch stays, named or not. A
@@ -113,7 +113,7 @@ from tidelog.model.pipeline import (
     NamedPipeline,
     Progress,
 )
-from tidelog.pipeline.registry import list_pipelines
+from tidelog.pipeline.registry import is_target_deleted, list_pipelines
 from tidelog.store.base import ObjectInfo, Store, put_same
 
 __all__ = [
@@ -386,6 +386,8 @@ def sweep_archives(context: Context, grace_ms: int) -> PipelineSweep:
     for named in list_pipelines(context):
         with contained(f"pipeline `{named.name}`", errors.append):
             old = forget_history(context, named) if named.state == "ready" else frozenset()
+            if is_target_deleted(context, named):
+                _sweep_staged(context, named.incarnation, grace_ms, tally)
             sweep_pipeline(context, named.incarnation, context.store, grace_ms, tally, old)
     with contained("playbacks", errors.append):
         _sweep_playbacks(context, grace_ms, tally)
@@ -433,6 +435,13 @@ def sweep_pipeline(
         tally.objects_young += len(young)
         _delete(where, [info for info in useless if info.modified_ms <= old_ms], tally)
     return bool(named.erasing)
+
+
+def _sweep_staged(context: Context, pipeline: str, grace_ms: int, tally: PipelineSweep) -> None:
+    """Deletes everything that a pipeline staged, whether or not its rows name it."""
+    old_ms = trusted_now_ms(context) - grace_ms
+    staged = list(context.store.list(layout.staging_of(pipeline)))
+    _delete(context.store, [info for info in staged if info.modified_ms <= old_ms], tally)
 
 
 def _staged_under(key: str) -> tuple[str, int]:

@@ -35,6 +35,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from tidelog.log.maintenance.incarnations import is_deleted
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.partition_rows import decode_row, encode_row
@@ -53,6 +54,7 @@ __all__ = [
     "ensure_pipeline",
     "find_pipeline",
     "is_inside",
+    "is_target_deleted",
     "list_pipelines",
     "remove_work",
 ]
@@ -138,6 +140,11 @@ def _origin(context: Context, source: str) -> _Place:
 def is_inside(sink: str) -> bool:
     """Returns whether a sink's URL is in the home itself."""
     return parse_address(sink).scheme == "topic"
+
+
+def is_target_deleted(context: Context, named: NamedPipeline) -> bool:
+    """Returns whether a pipeline can write nothing any more, because its topic was deleted."""
+    return is_inside(named.sink) and is_deleted(context, named.target)
 
 
 def check_reach(context: Context, named: NamedPipeline) -> None:
