@@ -27,8 +27,10 @@ from tests.sim.archive_worlds import (
     MarkersWorld,
     OrphansWorld,
 )
+from tests.sim.backups_world import BackupsWorld
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld, DeniedWorld, LossyWorld
+from tests.sim.copies_world import CopiesWorld
 from tests.sim.journal_world import JournalWorld
 from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld, SweptWorld
 from tests.sim.lifecycle import LifecycleWorld
@@ -70,6 +72,8 @@ WORLDS: dict[str, type[SimWorld]] = {
     "cuts": CutsWorld,
     "moves": MovesWorld,
     "tasks": TasksWorld,
+    "copies": CopiesWorld,
+    "backups": BackupsWorld,
 }
 PLANTED: dict[str, tuple[str, Mapping[str, Any], Callable[[Any, int], bool]]] = {
     "archives": ("### Bugs planted into archives", archive_planted.BUGS, archive_planted.notices),

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-import numpy as np
 import pyarrow as pa
 
 from tidelog.connectors.source import (
@@ -30,7 +29,7 @@ from tidelog.connectors.topic.source import TopicSource
 from tidelog.context import OpenContext
 from tidelog.log.topics import list_topics
 
-__all__ = ["HoledBackup", "ManyTopics"]
+__all__ = ["HoledBackup", "ManyTopics", "is_hole"]
 
 
 class ManyTopics:
@@ -122,8 +121,14 @@ class _Holed:
 
     def read(self) -> Iterator[Chunk]:
         for chunk in self.reader.read():
-            kept = np.mod(chunk.batch.column("offset").to_numpy(), 3) != 1
-            yield replace(chunk, batch=chunk.batch.filter(pa.array(kept)))
+            offsets = chunk.batch.column("offset").to_pylist()
+            kept = [not is_hole(offset) for offset in offsets]
+            yield replace(chunk, batch=chunk.batch.filter(pa.array(kept, pa.bool_())))
+
+
+def is_hole(offset: int) -> bool:
+    """Whether a backup lacks the event of an offset."""
+    return offset % 3 == 1
 
 
 _source: type[Source] = ManyTopics

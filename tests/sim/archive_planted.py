@@ -13,7 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.sim import ahead_planted, cuts_planted, drivers_planted, moves_planted, tasks_planted
+from tests.sim import (
+    ahead_planted,
+    copies_planted,
+    cuts_planted,
+    drivers_planted,
+    marks_planted,
+    moves_planted,
+    tasks_planted,
+)
 from tests.sim.archive_home import ArchivesHome
 from tests.sim.archive_world import ArchivesWorld
 from tests.sim.archive_worlds import (
@@ -24,16 +32,17 @@ from tests.sim.archive_worlds import (
     MarkersWorld,
     OrphansWorld,
 )
+from tests.sim.backups_world import BackupsWorld
+from tests.sim.copies_world import CopiesWorld
 from tests.sim.moves_world import MovesWorld
 from tests.sim.staged_world import StagedWorld
 from tests.sim.stale import check_kind
 from tests.sim.tasks_world import TasksWorld
 from tidelog.archive import archive as archives
 from tidelog.archive import dead_letters as replay
-from tidelog.archive import finalize, generations
+from tidelog.archive import generations
 from tidelog.archive.coverage import MissingRange
 from tidelog.archive.fill import FillSource
-from tidelog.archive.finalize import Finalizer
 from tidelog.catalog.base import Check, Delete, Put
 from tidelog.codec import segment
 from tidelog.connectors.source import Bounds, MissingOffsets
@@ -43,20 +52,17 @@ from tidelog.coordination.pipeline_rows import Replays, read_partitions, read_pr
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure import proof_search as proof
 from tidelog.erasure import rewrite as erase
-from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import _ProofSearch
-from tidelog.erasure.topic_copies import Copies
 from tidelog.errors import TidelogError
 from tidelog.journal import compile_policy
 from tidelog.log.producer.append import Appender
 from tidelog.maintenance import pipeline_sweep as compact
 from tidelog.maintenance import pipeline_sweep as sweep
 from tidelog.maintenance import purge
-from tidelog.model import layout, limits
+from tidelog.model import layout
 from tidelog.model.pipeline import Totals
 from tidelog.pipeline import cycle, failures
-from tidelog.pipeline import date_folders as counting
 from tidelog.pipeline.carried_ranges import CompletedReader
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures
@@ -404,48 +410,6 @@ def _proof_does_not_look_at_staging(patch: Patch) -> None:
     patch.setattr(proof, "explained_places", lambda *of: (*explained(*of), "staging/"))
 
 
-# Markers.
-
-
-def _marker_without_bound(patch: Patch) -> None:
-    """The watermark is the present, however far the archive is behind."""
-    patch.setattr(Finalizer, "_watermark_ms", lambda self, now_ms, delay_ms: now_ms)
-
-
-def _marker_by_one_clock(patch: Patch) -> None:
-    """The present is what the clock of the machine says, however wrong it is."""
-    patch.setattr(finalize, "trusted_now_ms", lambda context: context.clock.now_ms())
-
-
-def _future_moves_the_watermark(patch: Patch) -> None:
-    """An event from the future counts as one of the present, whatever waits behind it."""
-    patch.setattr(limits, "CLOCK_AHEAD_MS", 1 << 60)
-
-
-def _replays_reopen_only_folders_of_their_own(patch: Patch) -> None:
-    """Files of a replay count only in folders that are named as the archive names them."""
-    patch.setattr(counting.DateFolders, "_spans_of_replay", lambda self, folder, local: [])
-
-
-def _chain_is_bounded_by_its_source(patch: Patch) -> None:
-    """An archive of an archive is complete when it is caught up with that one."""
-    patch.setattr(finalize, "_sources", lambda home, archive: [_own(home, archive)])
-
-
-def _own(home: Any, archive: Any) -> Any:
-    return finalize.source_at(home, archive.source)
-
-
-def _folder_is_not_reopened(patch: Patch) -> None:
-    """Files that come after a marker leave it as it is."""
-    merged = counting._with_files
-
-    def as_before(folder: Any, touches: Any, now_ms: int) -> Any:
-        return merged(folder, touches, now_ms) if folder.state == "open" else folder
-
-    patch.setattr(counting, "_with_files", as_before)
-
-
 # Copies and trims.
 
 
@@ -481,16 +445,6 @@ def _journal_keeps_trimmed_events(patch: Patch) -> None:
     patch.setattr(compile_policy, "_is_cut", lambda *_: False)
 
 
-def _proof_passes_over_copies(patch: Patch) -> None:
-    """A proof does not search topics that events were copied into."""
-    patch.setattr(TopicScope, "copies", lambda scope: Copies())
-
-
-def _proof_passes_over_others(patch: Patch) -> None:
-    """A proof for an archive does not search other archives of its topic."""
-    patch.setattr(ArchiveScope, "_is_same", lambda scope, archive: False)
-
-
 BUGS: Mapping[str, Bug] = {
     "drivers are not fenced": Bug("P4", _no_fence),
     "a driver commits under an old epoch": Bug("P4", drivers_planted.commit_under_an_old_epoch),
@@ -515,13 +469,13 @@ BUGS: Mapping[str, Bug] = {
     ),
     "a merged manifest lacks files": Bug("P4", _compaction_forgets_a_range),
     "erased events are not counted": Bug("P4a", _erasure_counts_nothing),
-    "a marker bounded by nothing": Bug("P4a", _marker_without_bound),
-    "a marker by one clock": Bug("P4a", _marker_by_one_clock, MarkersWorld),
+    "a marker bounded by nothing": Bug("P4a", marks_planted.without_bound),
+    "a marker by one clock": Bug("P4a", marks_planted.by_one_clock, MarkersWorld),
     "an event from the future marks a folder": Bug(
-        "P4a", _future_moves_the_watermark, MarkersWorld
+        "P4a", marks_planted.future_moves_the_watermark, MarkersWorld
     ),
     "a chain's marker ignores the first source": Bug(
-        "P4a", _chain_is_bounded_by_its_source, MarkersWorld
+        "P4a", marks_planted.chain_is_bounded_by_its_source, MarkersWorld
     ),
     "copies have no numbers": Bug("P4", _copies_have_no_numbers),
     "a segment keeps bytes of its neighbors": Bug("P5a", _segment_keeps_neighbors, StagedWorld),
@@ -541,9 +495,9 @@ BUGS: Mapping[str, Bug] = {
         "P5a", _erasure_leaves_kept_generations_out, GenerationsWorld
     ),
     "the proof does not search staging": Bug("P5a", _proof_does_not_look_at_staging, ErasureWorld),
-    "a folder is not reopened": Bug("P4a", _folder_is_not_reopened, MarkersWorld),
+    "a folder is not reopened": Bug("P4a", marks_planted.folder_is_not_reopened, MarkersWorld),
     "a replay with other folders reopens none": Bug(
-        "P4a", _replays_reopen_only_folders_of_their_own, MarkersWorld
+        "P4a", marks_planted.replays_reopen_only_folders_of_their_own, MarkersWorld
     ),
     "batches of Spark have no numbers": Bug(
         "P4", tasks_planted.batches_have_no_numbers, StagedWorld
@@ -552,9 +506,21 @@ BUGS: Mapping[str, Bug] = {
     "the proof passes over Spark's segments": Bug(
         "P5a", tasks_planted.proof_passes_over_spark, StagedWorld
     ),
-    "the proof passes over copies": Bug("P5a", _proof_passes_over_copies),
+    "the proof passes over copies": Bug("P5a", copies_planted.proof_passes_over_copies),
     "the proof passes over archives of the same topic": Bug(
-        "P5a", _proof_passes_over_others, OrphansWorld
+        "P5a", copies_planted.proof_passes_over_others, OrphansWorld
+    ),
+    "the proof stops at deleted copies": Bug(
+        "P5a", copies_planted.proof_stops_at_deleted_copies, CopiesWorld
+    ),
+    "the proof does not list what a topic was restored from": Bug(
+        "P5a", copies_planted.restored_archives_are_not_listed, CopiesWorld
+    ),
+    "what was staged for a deleted topic stays": Bug(
+        "P5a", copies_planted.staged_for_deleted_topics_stays, CopiesWorld
+    ),
+    "erased offsets were never there": Bug(
+        "P4a", copies_planted.erased_offsets_were_never_there, BackupsWorld
     ),
     "a manifest misses a cut": Bug("P4a", cuts_planted.manifest_misses_a_cut, CutsWorld),
     "a cut after a short one is published": Bug(

@@ -88,6 +88,7 @@ class ArchivesWorld(ArchivesHome):
     """One seed's world."""
 
     first_makings: Sequence[ArchiveFormat] = (BY_DAY, BY_MINUTE_A)
+    source = "topic:t"  # of archives
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -104,11 +105,11 @@ class ArchivesWorld(ArchivesHome):
                 self.append(self.quiet, partition, [self.event() for _ in range(4)])
         home = self.home(self.quiet)
         making = self.random.choice(self.first_makings)
-        self.create_archive(home, "day", "topic:t", making)
+        self.create_archive(home, "day", self.source, making)
         if "chain" in self.kinds:
             self.create_archive(home, "chain", "archive:day", BY_MINUTE)
         else:
-            self.create_archive(home, "raw", "topic:t", RAW)
+            self.create_archive(home, "raw", self.source, RAW)
         if "later" in self.kinds:
             self.accountant.latest = {f"m1/{number}": 1 for number in range(PARTITIONS)}
             self.create("m1")
@@ -166,7 +167,11 @@ class ArchivesWorld(ArchivesHome):
         end = self.truth.end(self.topic.incarnation, number)
         if past or self.chance(0.3):
             return self.random.randint(0, end)
-        positions = [end]
+        return self.read_by_all(number)
+
+    def read_by_all(self, number: int) -> int:
+        """How far all archives have read a partition of the topic."""
+        positions = [self.truth.end(self.topic.incarnation, number)]
         for live in self.folders.live():
             rows = self.folders.source_rows(live, f"t/{number}")
             if live.archive != "many":

@@ -1,8 +1,8 @@
 """Erasures from archives whose files tasks search, stage and replace (``tasks.TaskRunner``).
 
-Three processes delete events and carry that into archives at once, while two drivers write the
-same folders. Each has a task runner as Spark is one: tasks come in any order, wait, run twice, fail
-after they have done their work, and reach the store through faults.
+Four processes delete events and carry that into archives at once, while two drivers write the same
+folders. Two of them have a task runner as Spark is one: tasks come in any order, wait, run twice,
+end late, fail after they have done their work, and reach the store through faults.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ from tests.sim.archive_world import ArchivesWorld, Done
 from tests.sim.archive_worlds import RATES
 from tidelog.erasure import rewrite_range, search
 from tidelog.errors import ConflictError, InvalidError, NotFoundError, TidelogError
+from tidelog.home import Home
 from tidelog.journal import compile_tasks
 from tidelog.log.topics import find_topic
+from tidelog.pipeline.ranges import Due
 from tidelog.tasks import TaskRunner
+from tidelog.testing.faults import FaultyStore
 from tidelog.testing.scheduler import Scheduler
 
 __all__ = ["TasksDone", "TasksWorld"]
 
 _LATE = 0.4  # of tasks that wait before they begin
+_SLOW = 0.8  # of tasks that stage files, whose results come late
 _LOST = 0.1  # whose result is lost
 _TWICE = 0.1
+_NEAR = 16  # events that most erasures choose from
 
 
 @dataclass
@@ -68,6 +73,8 @@ class SimTasks:
             except TidelogError:
                 continue
             self._count(function)
+            if function is rewrite_range.stage_here and self.random.random() < _SLOW:
+                self.scheduler.sleep(self.random.uniform(5, 20))  # others erase more meanwhile
             if self.random.random() >= _LOST:
                 found.append((item, outcome))
         yield from found
@@ -81,6 +88,17 @@ class SimTasks:
 _: type[TaskRunner] = SimTasks
 
 
+class SlowStaging(FaultyStore):
+    """Is slow to store what is staged, so that others do a lot before it is decided."""
+
+    def put(self, key: str, data: bytes) -> str:
+        scheduler = self.faults.scheduler
+        assert scheduler is not None
+        if key.startswith("staging/"):
+            scheduler.sleep(self.faults.random.uniform(0, 4))
+        return super().put(key, data)
+
+
 class TasksWorld(ArchivesWorld):
     """One seed's world."""
 
@@ -91,16 +109,27 @@ class TasksWorld(ArchivesWorld):
         super().__init__(seed)
         self.done: TasksDone = TasksDone()
         self.kinds = {"erase", self.random.choice(["trim", "replay", "chain"])}
+        self._faulty_store = SlowStaging
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         super()._patch(patch)
         for module in (rewrite_range, search, compile_tasks):
             patch.setattr(module, "shared_store", lambda _: self.store_here())
+        patch.setattr(Due, "events_max", lambda _: self.random.choice([7, 16]))
 
     def spawn_all(self) -> None:
         super().spawn_all()
         self._spawn("erase-2", self.erase)
-        self._spawn("erase-3", self.erase)
+        self._spawn("quick-1", self.erase_quickly)
+        self._spawn("quick-2", self.erase_quickly)
+
+    def some_ids(self, count: int) -> list[str]:
+        """Ids of events near each other, so that erasures meet in a range; new ones, if any."""
+        near = sorted(self.truth.by_id)[:_NEAR]
+        known = [each for each in near if each not in self.accountant.asked]
+        if len(known) < count or self.chance(0.2):
+            known = sorted(self.truth.by_id)
+        return self.random.sample(known, min(count, len(known)))
 
     def erase(self) -> None:
         """Delete some events, and let tasks carry that into archives."""
@@ -109,11 +138,21 @@ class TasksWorld(ArchivesWorld):
         home.context = replace(home.context, tasks=tasks)
         for _ in range(4):
             home.context.clock.sleep(self.random.uniform(0, 10))
-            ids = self.some_ids(self.random.choice([1, 2]))
-            with self.tolerating(NotFoundError, InvalidError, ConflictError):
-                self.accountant.asked.update(ids)
-                home.delete("t", ids, why="request")
-                self.done.erased += 1
-            with self.tolerating(NotFoundError, InvalidError, ConflictError):
-                find_topic(home.context, "t")
-                self.prove(home, ids)
+            self.erase_some(home, self.random.choice([1, 2]))
+
+    def erase_quickly(self) -> None:
+        """Delete an event, and carry that into archives without tasks."""
+        home = self.home()
+        for _ in range(6):
+            home.context.clock.sleep(self.random.uniform(0, 6))
+            self.erase_some(home, 1)
+
+    def erase_some(self, home: Home, count: int) -> None:
+        ids = self.some_ids(count)
+        with self.tolerating(NotFoundError, InvalidError, ConflictError):
+            self.accountant.asked.update(ids)
+            home.delete("t", ids, why="request")
+            self.done.erased += 1
+        with self.tolerating(NotFoundError, InvalidError, ConflictError):
+            find_topic(home.context, "t")
+            self.prove(home, ids)

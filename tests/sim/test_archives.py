@@ -18,6 +18,8 @@ from tests.sim.archive_worlds import (
     MarkersWorld,
     OrphansWorld,
 )
+from tests.sim.backups_world import BackupsWorld
+from tests.sim.copies_world import CopiesWorld
 from tests.sim.moves_world import MovesWorld
 from tests.sim.staged_world import StagedDone, StagedWorld
 from tests.sim.tasks_world import TasksWorld
@@ -25,8 +27,17 @@ from tests.test_docs import table_after
 
 SEEDS = 8
 BUG_SEEDS = 200
-FOCUSED = (GenerationsWorld, HolesWorld, ErasureWorld, OrphansWorld, MarkersWorld)
-SHORT = (ArchivesWorld, CutsWorld, MovesWorld, StagedWorld)  # whose seeds take less than a second
+FOCUSED = (
+    GenerationsWorld,
+    HolesWorld,
+    BackupsWorld,
+    ErasureWorld,
+    OrphansWorld,
+    CopiesWorld,
+    MarkersWorld,
+)
+# Seeds of these take less than a second.
+SHORT = (ArchivesWorld, CutsWorld, MovesWorld, StagedWorld, CopiesWorld)
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -104,6 +115,8 @@ def test_focused_worlds_get_done_what_they_are_for() -> None:
     assert min(done[HolesWorld][name] for name in ("promoted", "rolled_back", "backfills"))
     assert done[ErasureWorld]["proven"]
     assert done[OrphansWorld]["proven"]
+    assert min(done[BackupsWorld][name] for name in ("promoted", "erased", "trims"))
+    assert min(done[CopiesWorld][name] for name in ("proven", "removed", "returned", "listed"))
     assert min(done[MarkersWorld][name] for name in ("finalized", "replays"))
 
 

@@ -1,0 +1,68 @@
+"""Bugs planted into proofs that look for copies, and into accounts of archives of a backup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tidelog.archive.derived_archives import archives_of
+from tidelog.erasure import topic_copies
+from tidelog.erasure.archive_scope import ArchiveScope
+from tidelog.erasure.proof_scope import TopicScope
+from tidelog.erasure.topic_copies import Copies
+from tidelog.log.topics import list_topics
+from tidelog.maintenance import pipeline_sweep
+from tidelog.pipeline import base
+
+__all__ = [
+    "erased_offsets_were_never_there",
+    "proof_passes_over_copies",
+    "proof_passes_over_others",
+    "proof_stops_at_deleted_copies",
+    "restored_archives_are_not_listed",
+    "staged_for_deleted_topics_stays",
+]
+
+Patch = pytest.MonkeyPatch
+
+
+def proof_passes_over_copies(patch: Patch) -> None:
+    """A proof does not search topics that events were copied into."""
+    patch.setattr(TopicScope, "copies", lambda scope: Copies())
+
+
+def proof_passes_over_others(patch: Patch) -> None:
+    """A proof for an archive does not search other archives of its topic."""
+    patch.setattr(ArchiveScope, "_is_same", lambda scope, archive: False)
+
+
+def proof_stops_at_deleted_copies(patch: Patch) -> None:
+    """A proof does not follow what was made of a copy that is deleted now."""
+    steps = topic_copies._steps
+
+    def to_topics_that_are_there(context: Any, origin: Any) -> Iterator[Any]:
+        ready = {each.incarnation for each in list_topics(context) if each.state == "ready"}
+        return (each for each in steps(context, origin) if not each.target or each.target in ready)
+
+    patch.setattr(topic_copies, "_steps", to_topics_that_are_there)
+
+
+def restored_archives_are_not_listed(patch: Patch) -> None:
+    """A proof takes an archive for its topic's own if that has the name of the archive's source."""
+
+    def by_name(context: Any, topic: Any) -> list[Any]:
+        return list({archive.name: archive for archive, _ in archives_of(context, topic)}.values())
+
+    patch.setattr(topic_copies, "_archives_with", by_name)
+
+
+def staged_for_deleted_topics_stays(patch: Patch) -> None:
+    """A sweep keeps what a pipeline has staged for a topic that was deleted."""
+    patch.setattr(pipeline_sweep, "is_target_deleted", lambda *_: False)
+
+
+def erased_offsets_were_never_there(patch: Patch) -> None:
+    """A range takes the word of its source, which counts offsets that were erased as absent."""
+    patch.setattr(base, "_with_erased", lambda missing, *_: missing)
