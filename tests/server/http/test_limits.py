@@ -204,6 +204,24 @@ def test_whole_requests_are_answered_though_the_client_sends_no_more(served: Ser
     assert b"error" not in ask(served.address, waits, half_close=True)  # it ends
 
 
+@pytest.mark.parametrize(
+    "last", [b"GARBAGE\r\n\r\n", GET[:-2], POST + b"content-length: 9\r\n\r\nab"]
+)
+def test_requests_before_a_bad_one_are_answered_though_the_client_sends_no_more(
+    served: Served, last: bytes
+) -> None:
+    ways = [(b"content-length: 200000\r\n\r\n", b"x" * 200_000)]
+    ways += [(b"content-length: 1\r\n\r\n", b"%d" % number) for number in range(5)]
+    with socket.create_connection(served.address, timeout=30) as raw:
+        raw.sendall(b"".join(POST + head + body for head, body in ways) + last)
+        raw.shutdown(socket.SHUT_WR)
+        found = b""
+        while piece := raw.recv(65_536):
+            found += piece
+    assert found.count(b"HTTP/1.1 201") == len(ways), found
+    assert served.values() == [body for _, body in ways]
+
+
 @pytest.mark.parametrize("size", [1, 300_000])
 @pytest.mark.parametrize("framing", [b"content-length: %d\r\n\r\n%s", CHUNKED])
 def test_requests_one_after_another_on_a_connection_are_answered_in_order(

@@ -104,6 +104,7 @@ class Connection(HttpToolsProtocol):
     _framing_bytes = 0  # that came last in a body, and are not of it
     _refused = False  # answered without the app, and only read until it ends
     _late: tuple[int, str, str] | None = None  # a refusal that waits for the answers before it
+    _is_ending = False  # closed after the answers to what the client has sent
     _surplus = False  # beyond the number of connections: only a health check is answered
     _address: str | None = None  # that is counted
     _waiting = memoryview(b"")  # bytes that are parsed once the requests before are answered
@@ -155,8 +156,11 @@ class Connection(HttpToolsProtocol):
         self._parse_waiting()
 
     def on_response_complete(self) -> None:
+        is_last = not self.pipeline
         super().on_response_complete()
-        if self._late is not None and not self._is_busy():
+        if self._is_ending and is_last:
+            self.transport.close()
+        elif self._late is not None and not self._is_busy():
             self._refuse(*self._late)
         elif self._waiting:
             self._parse_waiting()
@@ -164,6 +168,8 @@ class Connection(HttpToolsProtocol):
     def _parse_waiting(self) -> None:
         """Parses what waits, until a request has to wait for the one before it."""
         while self._waiting and not (self.pipeline or self._is_over()):
+            if self.transport.is_closing():
+                break
             size = max(_SLICE, self._body_left())
             data, self._waiting = bytes(self._waiting[:size]), self._waiting[size:]
             self._parse(data)
@@ -206,11 +212,21 @@ class Connection(HttpToolsProtocol):
         such a client has, and a query would take a processor for nothing. TLS has no half of a
         connection: asyncio would close it all the same, and print a warning for each.
         """
-        if self._refused or not self._complete or not self._is_busy():
+        if self._refused or self.scheme == "https" or not self._is_busy():
             return None
-        if self.scheme == "https" or _may_last(self.scope):
+        if _may_last(self.cycle.scope):
             return None
-        self.cycle.keep_alive = False
+        if self._late is not None:
+            return True  # it is refused after the answers before it
+        if self._in_head:
+            self._relax()  # of a request that was cut off, if there is one
+            self.cycle.keep_alive = False
+            return True
+        if not self.pipeline:
+            return None  # the app reads a body that was cut off, and sees its end
+        self.pipeline.popleft()  # such a body, behind requests that are whole
+        self._relax()
+        self._is_ending = True
         return True
 
     def _is_over(self) -> bool:
