@@ -268,6 +268,7 @@ class SinkContext:
     name: str | None = None  # set for a playback that can be resumed
     target: str = ""  # incarnation of the topic it first played into; empty: any
     resumed: bool = False  # an earlier process planned a lot
+    in_doubt: bool = False  # the last lot that it planned may be out, or not
     reached: int = 0  # how long the file was at that time
     clock: Clock = field(default_factory=SystemClock)
     random: random.Random = field(default_factory=system_random)
@@ -298,6 +299,7 @@ class SinkContext:
             name=named.label,
             target=pinned.target,
             resumed=state.until is not None or state.cursor is not None,
+            in_doubt=state.until is not None,
             reached=state.reached,
         )
 

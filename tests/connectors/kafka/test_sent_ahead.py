@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.support.ranges import batch_of, stage
 from tidelog.connectors.kafka import sink as kafka
 from tidelog.connectors.kafka.sink import KafkaSettings, KafkaSink
+from tidelog.connectors.sink import SinkContext
 from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
 from tidelog.model.event import Event
@@ -159,3 +161,21 @@ def test_group_that_is_behind_the_range_is_refused(group: type[Group], sink: Kaf
     with pytest.raises(InvalidError, match="came to number 10 at least: Kafka has forgotten it"):
         sink.publish(manifest)
     assert group.sent == []
+
+
+def test_playback_whose_number_is_forgotten_does_not_repeat_its_last_lot(
+    group: type[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "open_kafka", lambda *_, **__: None)
+    address = parse_address("kafka://127.0.0.1:9/t")
+    begun = SinkContext({}, "id", "drill")
+    kafka.open_kafka_playback(address, begun)
+    assert group.number == 0, "it has one before a lot is planned"
+    kafka.open_kafka_playback(address, replace(begun, resumed=True, in_doubt=True))
+    group.number = None
+    with pytest.raises(InvalidError, match="playback `drill` had begun to send: Kafka has forgot"):
+        kafka.open_kafka_playback(address, replace(begun, resumed=True, in_doubt=True))
+    kafka.open_kafka_playback(address, replace(begun, resumed=True))  # its last lot is out
+    group.number = None
+    kafka.open_kafka_playback(address, replace(begun, name=None))
+    assert group.number is None, "nobody resumes it"

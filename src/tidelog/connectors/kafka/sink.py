@@ -19,7 +19,9 @@ files, which records that sending has begun. If the group has no number now:
 
 **Playbacks** send each lot in one transaction, which also commits the planned end of the lot. So a
 process that resumes a named playback knows whether the last lot is there, even if some of its
-events were deleted or updated since. Committed events appear once.
+events were deleted or updated since. Committed events appear once. A named playback gives its group
+a number before it plans the first lot. So where the last lot is in doubt and the group has no
+number, Kafka has deleted it, and a person must decide.
 """
 
 from __future__ import annotations
@@ -271,7 +273,26 @@ def open_kafka_playback(address: Address, setting: SinkContext) -> KafkaPlayback
     if setting.is_brief:
         rules = topic_rules(open_admin(place, timeout_s, ClientWatch()), place.topic, timeout_s)
     transactions = Transactions(place, name, timeout_s, setting.clock)
+    if setting.name is not None:
+        _begin_playback(transactions, setting, f"kafka topic `{place.topic}`: its group `{name}`")
     return KafkaPlaybackSink(transactions, keep_partition, rules)
+
+
+def _begin_playback(transactions: Transactions, setting: SinkContext, group: str) -> None:
+    """Gives the group a number before the first lot is planned.
+
+    So a group without one, where a lot is in doubt, had one. Raises ``InvalidError`` then.
+    """
+    if transactions.reached() is not None:
+        return
+    if setting.in_doubt:
+        transactions.close()
+        raise InvalidError(
+            f"{group} says nothing, but playback `{setting.name}` had begun to send: Kafka has "
+            "forgotten how far it got: see which events are there, and play those after them under "
+            "another name"
+        )
+    transactions.finish(0)
 
 
 class KafkaPlaybackSink:
