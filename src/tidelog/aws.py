@@ -446,6 +446,7 @@ def pixel_handler(
             made = pixel.event_of_query(params, headers, http.get("sourceIp"), own)
             if not opened:
                 opened.append(open_home(home, world=world))
+            pixel.check_time(made, opened[0].context.clock.now_ms())
             position = opened[0].append(topic, [made])[0]
         except TidelogError as exc:
             if isinstance(exc, InvalidError):

@@ -181,6 +181,7 @@ def test_text_that_is_not_unicode_is_kept(home: Home) -> None:
         (request("/track.gif", "id=mine"), 403),
         (request("/track.gif", "=x"), 400),
         (request("/track.gif", "ack=2"), 400),
+        (request("/track.gif", "t=9999-12-31T00:00:00Z"), 400),
         ({"requestContext": None}, 404),
         ({}, 404),
     ],

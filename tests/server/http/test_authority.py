@@ -261,7 +261,11 @@ def test_a_pixel_token_appends_to_its_topic_without_ids_and_nothing_else(world: 
     for more in ({}, bearer(text)):
         chosen = get(f"/track/t.gif?token={text}&id=1", headers=more)
         assert (chosen.status_code, error(chosen)["kind"]) == (403, "forbidden")
+    ahead = get(f"/track/t.gif?token={text}&t=9999-12-31T00:00:00Z")
+    assert ahead.status_code == 400, "a trim by time would end there"
+    assert "a day ahead" in error(ahead)["message"]
     producer = world.tokens["good"]["append"]
+    assert get("/track/t.gif?t=9999-12-31T00:00:00Z", headers=bearer(producer)).status_code == 200
     assert get("/track/t.gif?id=mine", headers=bearer(producer)).status_code == 200
     for more in ({}, {"authorization": "Basic eDp5"}):
         shown = get(f"/track/t.gif?token={producer}", headers=more)

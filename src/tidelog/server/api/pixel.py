@@ -24,6 +24,7 @@ from tidelog.server.api.pixel_event import (
     HEADERS_KEPT,
     KeptRequest,
     Params,
+    check_time,
     event_of_query,
     is_durable,
     parse_query,
@@ -67,13 +68,15 @@ class Pixels:
         """``GET /track.gif``, ``GET /track/{topic}.gif``"""
         params = parse_query(scope["query_string"])
         topic = self._topic(scope["path"], params)
-        await self._admit(scope, headers, topic, params)
+        may_choose = await self._admit(scope, headers, topic, params)
         address = self._gate.address(scope, headers) if self._options.behind_proxy else None
         durable = is_durable(params)
         kept = self._kept
         if self._options.keep_request:
             kept = kept._replace(method=scope["method"], path=scope["path"])
         event = event_of_query(params, headers, address, kept)
+        if not may_choose:
+            check_time(event, self._gate.now_ms())
         answered = list(HEADERS)
         forwarder = self._forwards.get(topic)
         if forwarder is not None:
@@ -98,8 +101,9 @@ class Pixels:
 
     async def _admit(
         self, scope: Scope, headers: dict[bytes, bytes], topic: str, params: Params
-    ) -> None:
-        """Admits a pixel. Only a token that may append chooses ids, and not from a query.
+    ) -> bool:
+        """Admits a pixel. Returns whether it may choose ids and times, as a token that may append
+        can, though not from a query.
 
         Raises ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
         """
@@ -126,6 +130,7 @@ class Pixels:
                 "query: this pixel may not choose the id of its event: leave out `id`, or send a "
                 "token made with --append in a header"
             )
+        return may_choose
 
     def _topic(self, path: str, params: Params) -> str:
         if path != _PATH:

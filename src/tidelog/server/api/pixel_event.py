@@ -16,12 +16,14 @@ from tidelog.model.event import Event, check_timestamp, from_iso
 from tidelog.server.http import limits
 
 __all__ = [
+    "AHEAD_MS_MAX",
     "GIF",
     "HEADERS",
     "HEADERS_KEPT",
     "OWN_PARAMETERS",
     "KeptRequest",
     "Params",
+    "check_time",
     "event_of_query",
     "is_durable",
     "parse_query",
@@ -38,6 +40,7 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"cross-origin-resource-policy", b"cross-origin"),
 )
 HEADERS_KEPT = ("user-agent", "referer", "accept-language")
+AHEAD_MS_MAX = 86_400_000  # of the time that a visitor chooses
 OWN_PARAMETERS = ("topic", "id", "key", "t", "token", "ack")
 
 Text = str | bytes  # bytes: not UTF-8
@@ -120,6 +123,15 @@ def event_of_query(
         id=texts.get("id"),
         timestamp=None if time is None else time_of(time),
     )
+
+
+def check_time(event: Event, now_ms: int) -> None:
+    """Refuses the time of a pixel from far in the future. Raises ``InvalidError``.
+
+    Any visitor of a page could send one, and a trim by time would keep all that comes after it.
+    """
+    if isinstance(event.timestamp, int) and event.timestamp > now_ms + AHEAD_MS_MAX:
+        raise InvalidError("query: `t` is more than a day ahead: leave it out, or fix the clock")
 
 
 def _once(name: str, value: Text | list[Text]) -> Text:

@@ -125,6 +125,10 @@ class Gate:
         """Requires tokens from now on, although the home shows none."""
         self._is_closed = True
 
+    def now_ms(self) -> int:
+        """Returns the time by the server's clock."""
+        return self._clock.now_ms()
+
     def take_uses(self) -> dict[str, int]:
         """Returns when tokens were used since the last call, by their ids."""
         taken, self._uses = self._uses, {}
