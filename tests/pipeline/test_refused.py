@@ -23,7 +23,7 @@ from tidelog.archive.dead_letters import dead_letters
 from tidelog.archive.generations import drop_generation, promote
 from tidelog.archive.restore import RestoreOptions, open_restore
 from tidelog.codec.event_batch import batch_of, with_position
-from tidelog.connectors.archive.staging import CHANGED, accepted
+from tidelog.connectors.archive.dead_letters import CHANGED, accepted
 from tidelog.erasure.delete import delete_events
 from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof_search import prove_erased

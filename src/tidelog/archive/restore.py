@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from tidelog.archive.archive import find_archive
 from tidelog.archive.transform_output import output_of
 from tidelog.codec.formats import settings_of
-from tidelog.connectors.archive.staging import RestorableSink
+from tidelog.connectors.archive.dead_letters import RestorableSink
 from tidelog.connectors.by_url import sink_at, source_at
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import (

@@ -40,6 +40,7 @@ from tidelog.coordination.pipeline_rows import (
 )
 from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.archive_scope import ArchiveScope
+from tidelog.erasure.aside_files import AsideFiles, aside_origins
 from tidelog.erasure.known_objects import event_values, folder_values
 from tidelog.erasure.matcher import EventMatcher, names_of, own_column, rows_of
 from tidelog.erasure.proof import Proof
@@ -60,7 +61,6 @@ from tidelog.erasure.proof_places import (
 )
 from tidelog.erasure.proof_scope import DeletedTopicScope, ProofScope, TopicScope
 from tidelog.erasure.rewrite import is_under_way
-from tidelog.erasure.rewrite_file import AsideFiles, aside_origins
 from tidelog.erasure.search import clean_files, clean_objects
 from tidelog.erasure.topic_copies import copy_deletions
 from tidelog.errors import CorruptError, InvalidError, NotFoundError

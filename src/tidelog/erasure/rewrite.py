@@ -63,7 +63,7 @@ from tidelog.coordination.pipeline_rows import (
     read_progress,
     replay_pipeline,
 )
-from tidelog.erasure.rewrite_file import AsideFiles, aside_origins
+from tidelog.erasure.aside_files import AsideFiles, aside_origins
 from tidelog.erasure.rewrite_range import (
     FileReplace,
     Offsets,

@@ -23,9 +23,9 @@ from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.connectors.by_url import store_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import counting_files, read_intent, read_partitions
+from tidelog.erasure.aside_files import AsideFiles, aside_origins
 from tidelog.erasure.matcher import EventMatcher, own_column, rows_of, time_ms_of
 from tidelog.erasure.rewrite import finish_rewrites
-from tidelog.erasure.rewrite_file import AsideFiles, aside_origins
 from tidelog.errors import CorruptError, InvalidError, UnavailableError
 from tidelog.journal.stray_events import StrayEvents
 from tidelog.log.run_reader import read_run

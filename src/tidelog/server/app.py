@@ -44,13 +44,7 @@ from tidelog.server.api.tail import Tails
 from tidelog.server.console.site import PAGE_HEADERS, Console
 from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, REFRESH_S, SOME_TOPIC, Admission, Gate
-from tidelog.server.http.connection import (
-    HEAD_TOO_LARGE,
-    OLD_CYCLE,
-    Certificate,
-    Deliveries,
-    OldCycle,
-)
+from tidelog.server.http.connection import HEAD_TOO_LARGE, OLD_CYCLE, Deliveries, OldCycle
 from tidelog.server.http.errors import (
     EVERY_ANSWER,
     DisconnectedError,
@@ -84,6 +78,7 @@ from tidelog.server.http.request import (
     inflate,
     is_encoded,
 )
+from tidelog.server.http.tls import Certificate
 from tidelog.server.options import ServeOptions
 from tidelog.telemetry import Telemetry
 

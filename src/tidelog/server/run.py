@@ -31,7 +31,8 @@ from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.home import Home
 from tidelog.server.app import ServerApp
 from tidelog.server.http import limits
-from tidelog.server.http.connection import Certificate, Connection, TlsListener
+from tidelog.server.http.connection import Connection
+from tidelog.server.http.tls import Certificate, TlsListener
 from tidelog.server.options import ServeOptions
 
 __all__ = ["serve"]

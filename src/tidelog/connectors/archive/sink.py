@@ -36,12 +36,12 @@ from tidelog.codec.formats import FileWriter, Format, FormatSettings, open_forma
 from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.parsers import LayoutSettings, Parser, open_parser, parts_of_events
 from tidelog.codec.parsers.base import escaped
+from tidelog.connectors.archive.dead_letters import accepted
 from tidelog.connectors.archive.staging import (
     FolderRows,
     MakeEntry,
     Spool,
     Uploads,
-    accepted,
     copy_files,
     discard_files,
     is_published,
