@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,21 @@ def test_an_event_is_found_by_time_on_the_timeline(served: Served, person: Perso
     person.driver.back()
     person.driver.back()
     person.waits_for(lambda: person.url == before, "page where we began")
+
+
+def test_charts_are_in_the_time_zone_of_their_reader(served: Served, person: Person) -> None:
+    zone = "Emulation.setTimezoneOverride"
+    person.driver.execute_cdp_cmd(zone, {"timezoneId": "Asia/Kolkata"})
+    try:
+        person.opens(f"{served.url}/console/topics/orders")
+        said = person.finds("#timeline-says", "+05:30")
+        assert (said.get_attribute("title") or "").endswith("Z (UTC)")
+        person.opens(f"{served.url}/console/archives/daily")
+        shown = person.finds("figcaption time")
+        there = datetime.fromisoformat(shown.get_attribute("datetime") or "")
+        assert shown.text == (there + timedelta(hours=5, minutes=30)).strftime("%Y-%m-%d %H:%M")
+    finally:
+        person.driver.execute_cdp_cmd(zone, {"timezoneId": ""})
 
 
 def test_the_timeline_by_keys_alone(served: Served, person: Person) -> None:

@@ -94,6 +94,7 @@ def test_a_deleted_pump_is_left(home: Home, place: Path) -> None:
         time.sleep(2.5)
         assert "pump copier" not in parts
         assert len(list(home.read("copy"))) == 1
+    assert parts["notifications"].state == "stopped"
 
 
 def test_ended_archive_is_left_and_not_followed_again(home: Home) -> None:

@@ -250,10 +250,11 @@ class Follower:
         told = ""
         while True:
             errors = self._repair_round()
-            if (now := errors[0] if errors else "well") != told:
+            if (now := errors[0] if errors else "healthy") != told:
                 self._tell_part("notifications", "running", errors[0] if errors else "")
                 told = now
             if self._stop.wait(_REPAIR_S):
+                self._tell_part("notifications", "stopped")
                 return
 
     def _repair_round(self) -> list[str]:

@@ -337,6 +337,7 @@ def test_values_may_be_json_and_are_stored_as_they_are_written(served: Served) -
     event = next(served.home.read("t"))
     assert (event.id, event.timestamp) == ("o-1", 5)
     bare = served.client.post("/topics/t/events", json={"amount": 12})
+    assert bare.json()["error"]["message"].startswith("body: is not an event as JSON: ")
     assert 'unknown field `amount`: give {"value": …}' in bare.json()["error"]["message"]
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -36,7 +38,7 @@ from tidelog.model.archive import Archive
 from tidelog.model.event import Event, to_iso
 from tidelog.settings import load_settings
 
-__all__ = ["DEMO_TOPICS", "demo", "prepare"]
+__all__ = ["DEMO_TOPICS", "demo", "prepare", "program"]
 
 _EVENTS = 100_000
 _FIRST_MS = 1_794_528_000_000  # 2026-11-13
@@ -227,13 +229,20 @@ def chart(values: Sequence[int], rows: int) -> list[str]:
 def _show_next(output: Output, folder: Path, home: Home, archive: Archive) -> None:
     output.title("Everything is still there. Look around:")
     output.say(f"   export TIDELOG_HOME={folder}")
-    output.say("   tidelog topic show orders")
-    output.say("   tidelog peek orders")
-    output.say("   tidelog archive status hourly")
-    output.say('   tidelog sql "select count(*) from hourly"')
-    output.say("   tidelog up")
+    commands = ("topic show orders", "peek orders", "archive status hourly")
+    for words in (*commands, 'sql "select count(*) from hourly"', "up"):
+        output.say(f"   {program()} {words}")
     output.say(f"   ls {_files(home, archive).partition('/**')[0]}")
-    output.say("\nThen create a home of your own: `tidelog init`.")
+    output.say(f"\nThen create a home of your own: `{program()} init`.")
+
+
+def program() -> str:
+    """Return what starts this program in the user's shell: its name, or where it is installed."""
+    own = Path(sys.executable).with_name("tidelog")
+    found = shutil.which("tidelog")
+    if not own.exists() or (found and Path(found).resolve() == own.resolve()):
+        return "tidelog"
+    return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)
 
 
 def _files(home: Home, archive: Archive) -> str:

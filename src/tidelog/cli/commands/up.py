@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tidelog.cli.commands.demo import DEMO_TOPICS, prepare
+from tidelog.cli.commands.demo import DEMO_TOPICS, prepare, program
 from tidelog.cli.output import Output, counted, echo_aside, json_option
 from tidelog.cli.pipeline_options import spark_conf, spark_of, spark_options
 from tidelog.cli.terminal import Interruption, open_home
@@ -119,9 +119,10 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
         supervisor.run(stop, for_s)
         if given["demo"]:
             done = [f"{part.name} {part.events:,}" for part in supervisor.parts() if part.events]
-            view.say(f"Events that came through meanwhile: {', '.join(done) or 'none'}")
-            view.say("It is all still there. Go on with it:")
-            view.say(f"  tidelog --home {home_text} up --demo")
+            view.close()
+            view.say(f"\nEvents while it ran: {', '.join(done) or 'none'}")
+            view.say("Everything is kept. To continue:")
+            view.say(f"  {program()} --home {home_text} up --demo")
 
 
 def _programs(given: dict[str, Any], port: int) -> list[tuple[str, list[str]]]:
@@ -254,8 +255,13 @@ class View:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the table as it is; later lines come below it."""
         if self._live is not None:
             self._live.stop()
+            self._live = None
 
     def say(self, text: str) -> None:
         """A line for people."""

@@ -381,7 +381,10 @@ class Ingest:
             )
         if kind in _JSON:
             if body.lstrip()[:1] != b"[":
-                return [event_of_line(body)]
+                try:
+                    return [event_of_line(body)]
+                except InvalidError as exc:
+                    raise InvalidError(f"body: {exc}", **exc.context) from exc
             try:
                 lines: Sequence[Any] = _array.decode(body)
             except (msgspec.MsgspecError, UnicodeDecodeError) as exc:

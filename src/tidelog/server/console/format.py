@@ -32,7 +32,6 @@ __all__ = [
     "Series",
     "ago",
     "bar_chart",
-    "clock_time",
     "counted",
     "duration",
     "json_markup",
@@ -246,11 +245,6 @@ def when(time_ms: int | None) -> str:
     return "—" if time_ms is None or time_ms < 0 else to_iso(time_ms)
 
 
-def clock_time(time_ms: int) -> str:
-    """Returns only the time of day."""
-    return to_iso(time_ms)[11:19]
-
-
 def url(path: str, /, *parts: str, **query: Any) -> str:
     """Returns a path of the console with its parts and query; leaves out what is None."""
     whole = "/".join([path, *(quote(part, safe="") for part in parts)])
@@ -347,9 +341,10 @@ def line_chart(series: Series, width: int = 600, height: int = 120) -> Chart:
     ]
     line = " ".join(points)
     area = f"0,{height} {line} {width},{height}"
-    first, last = clock_time(times[0]), clock_time(times[-1])
-    says = f"from {first} to {last}: now {_word(values[-1])}, at most {_word(max(values))}"
-    return Chart(line, area, width, height, _word(max(values)), first, last, says)
+    first, last = to_iso(times[0]), to_iso(times[-1])
+    now, highest = _word(values[-1]), _word(max(values))
+    says = f"from {first[11:19]} to {last[11:19]}: now {now}, up to {highest}"
+    return Chart(line, area, width, height, highest, first, last, says)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,8 +383,8 @@ def bar_chart(counts: Sequence[tuple[int, int]], width: int = 1200, height: int 
         if (high := max(2.0, min(count, most) * (height - 4) / most) if count else 0.0)
     )
     cuts = tuple(round(at * each, 2) for at, (_, count) in enumerate(counts) if count > most)
-    first, last = (to_iso(counts[at][0])[:16].replace("T", " ") for at in (0, -1))
-    says = f"from {first} to {last}: at most {highest:,}"
+    first, last = (to_iso(counts[at][0]) for at in (0, -1))
+    says = f"from {first} to {last}: up to {highest:,}"
     return BarChart(bars, cuts, width, height, short(highest), first, last, says)
 
 

@@ -284,6 +284,7 @@ class Notice:
     grade: Literal["bad", "warn"]
     text: str
     link: str = ""
+    what: str = ""  # that the link opens
 
 
 def notices(
@@ -301,13 +302,15 @@ def notices(
     for seen in pipelines.archives:
         link = url("/console/archives", seen.archive.name)
         shown, others = seen.troubles[:_EACH_MAX], len(seen.troubles) - _EACH_MAX
-        found.extend(Notice("bad", text, link) for text in shown)
+        found.extend(Notice("bad", text, link, "the archive") for text in shown)
         if others > 0:
-            found.append(Notice("bad", f"archive `{seen.archive.name}`: {others} more there", link))
+            more = f"archive `{seen.archive.name}`: {others} more problems"
+            found.append(Notice("bad", more, link, "the archive"))
     for pump in pipelines.pumps:
         if pump.error:
             link = url("/console/pumps", pump.named.name)
-            found.append(Notice("bad", f"pump `{pump.named.name}`: {pump.error}", link))
+            text = f"pump `{pump.named.name}`: {pump.error}"
+            found.append(Notice("bad", text, link, "the pump"))
     found.extend(
         Notice("bad", f"`{part.name}` of `tidelog up` on {keeper.host} fails: {part.error}")
         for keeper in pipelines.keepers
@@ -339,10 +342,12 @@ def _of_consumer(consumer: ConsumerSample) -> Iterator[Notice]:
             f"{what}: {number(consumer.trimmed)} events were trimmed before it handled them: "
             "seek to the start to accept that",
             link,
+            "the consumer",
         )
     if consumer.lag >= _WAITING and not consumer.alive:
         waiting = number(consumer.lag)
-        yield Notice("warn", f"{what}: {waiting} events wait, and no member is alive", link)
+        text = f"{what}: {waiting} events wait, and no member is alive"
+        yield Notice("warn", text, link, "the consumer")
 
 
 class ConsumerPages:

@@ -28,7 +28,8 @@ const localTime = (iso) => {
 const showLocalTimes = (root) => {
   for (const each of root.querySelectorAll("time[datetime]:not([data-ago])")) {
     each.title = `${each.dateTime} (UTC)`;
-    each.textContent = localTime(each.dateTime);
+    const text = localTime(each.dateTime);
+    each.textContent = each.dataset.part ? text.slice(...each.dataset.part.split(",")).replace("T", " ") : text;
   }
 };
 showLocalTimes(document);

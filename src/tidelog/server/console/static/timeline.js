@@ -15,6 +15,7 @@
   let asked = 0;
 
   const iso = (ms) => new Date(ms).toISOString();
+  const shown = (ms) => localTime(iso(ms));   // as all times of the console
   const many = (n) => n.toLocaleString("en");
   const size = (bytes) => {
     const at = Math.min(4, Math.floor(Math.log2(Math.max(1, bytes)) / 10));
@@ -40,9 +41,10 @@
     const how = data.exact ? "" : "about ";
     const rest = data.whole ? "" : "; older runs are still being read";
     told.textContent = at
-      ? `${how}${many(total)} ${total === 1 ? "event" : "events"} from ${iso(at[0])} to ${iso(at[1])}, bars of ${unit(data.width)}; about ${size(bytes)} before compression${rest}`
+      ? `${how}${many(total)} ${total === 1 ? "event" : "events"} from ${shown(at[0])} to ${shown(at[1])}, bars of ${unit(data.width)}; about ${size(bytes)} before compression${rest}`
       : "There is no event yet.";
     if (at) {
+      told.title = `${iso(at[0])} to ${iso(at[1])} (UTC)`;
       const query = new URLSearchParams({ by: "time", start: iso(at[0]), end: iso(at[1]) });
       look.href = `${box.dataset.events}?${query}`;
       if (play) {
@@ -68,7 +70,7 @@
       const on = chosen && at >= Math.min(...chosen) && at <= Math.max(...chosen);
       const bar = make("rect", { class: `bar${on ? " on" : ""}${isCut ? " cut" : ""}`, x: (at * each + each * 0.08).toFixed(2), y: (height - high).toFixed(2), width: (each * 0.84).toFixed(2), height: high.toFixed(2) });
       const title = make("title", {});
-      title.textContent = `${words(value)} from ${iso(data.start + at * data.width)}`;
+      title.textContent = `${words(value)} from ${shown(data.start + at * data.width)}`;
       bar.append(title);
       picture.append(bar);
       if (isCut) picture.append(make("rect", { class: "break", x: (at * each).toFixed(2), y: 14, width: each.toFixed(2), height: 4 }));
@@ -93,7 +95,7 @@
     const labels = innerWidth < 700 ? 2 : 4;
     for (let at = 0; at <= labels; at += 1) {
       const label = document.createElement("span");
-      const text = iso(data.start + (data.end - data.start) * at / labels);
+      const text = shown(data.start + (data.end - data.start) * at / labels);
       label.textContent = data.end - data.start > 2 * 86400000 ? text.slice(0, 10) : data.width < 1000 ? text.slice(11, 23) : text.slice(5, 19).replace("T", " ");
       axis.append(label);
     }
