@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -567,13 +567,14 @@ def bounds_apart(
 
 @dataclass(frozen=True, slots=True)
 class PlannedReader:
-    """Reads a range by a plan that its source made; the plan pickles with the call."""
+    """Reads a range by a plan that its source made, and is equal to one with the same plan."""
 
     range: SourceRange
-    planned: Callable[[], Iterator[Chunk]]
+    plan: Any
+    planned: Callable[[Any], Iterator[Chunk]] = field(compare=False)
 
     def read(self) -> Iterator[Chunk]:
-        return self.planned()
+        return self.planned(self.plan)
 
 
 @dataclass(frozen=True, slots=True)

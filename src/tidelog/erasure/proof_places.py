@@ -91,7 +91,10 @@ __all__ = [
     "why_loose",
 ]
 
-SWEEP = "run `tidelog sweep`; what is younger than its grace waits for the next one"
+SWEEP = (
+    "run `tidelog sweep`; what is younger than its grace waits for the next one; what no sweep "
+    "deletes is not Tidelog's: look at it, then delete it"
+)
 STAGED = (
     "run `tidelog sweep`; what a driver that was killed has staged goes after its archive or pump "
     "has run again, or after `tidelog pipeline delete` where the source was deleted; what is "

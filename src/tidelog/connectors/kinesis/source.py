@@ -205,7 +205,7 @@ class KinesisSource:
             )
         check_incarnation(range, self._describe().incarnation)
         plan = ShardReadPlan(range, self._describe(), self._shards[number], self._way.keep_outside)
-        return PlannedReader(range, partial(self.planned, plan))
+        return PlannedReader(range, plan, self.planned)
 
     def planned(self, plan: ShardReadPlan) -> Iterator[Chunk]:
         """Yields the chunks of a plan. Raises if the stream was created again since."""

@@ -234,7 +234,7 @@ class ScyllaSource:
         else:
             self._quiet.pop(range.partition, None)
         self._last_starts[range.partition] = range.start
-        return PlannedReader(range, partial(self.planned, plan))
+        return PlannedReader(range, plan, self.planned)
 
     def planned(self, plan: ChangeReadPlan) -> Iterator[Chunk]:
         """Yields the chunks of a plan."""
