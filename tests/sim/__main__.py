@@ -30,6 +30,7 @@ from tests.sim.archive_worlds import (
 from tests.sim.backups_world import BackupsWorld
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld, DeniedWorld, LossyWorld
+from tests.sim.clients_worlds import KeysWorld, ReadersWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.journal_world import JournalWorld
 from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld, SweptWorld
@@ -58,6 +59,8 @@ WORLDS: dict[str, type[SimWorld]] = {
     "playback": PlaybackWorld,
     "recreate": RecreateWorld,
     "lossy": LossyWorld,
+    "readers": ReadersWorld,
+    "keys": KeysWorld,
     "denied": DeniedWorld,
     "members": RebalanceWorld,
     "topics": LifecycleWorld,

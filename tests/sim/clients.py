@@ -110,11 +110,15 @@ class ClientsWorld(SimWorld):
         if self.has_flushers:
             self._start("flusher", partial(send_and_flush, self), 2)
         if self.has_wrong_year:
-            self._start("late server", self.serve, 3)
-            ahead = Host(self.scheduler, "ahead")
-            ahead.jump(self.random.uniform(1, 60) * WEEK_S)
-            for number in range(2):
-                self._spawn(f"hasty-{number}", self.sweep_often, ahead)
+            self.start_wrong_year()
+
+    def start_wrong_year(self) -> None:
+        """More servers, and sweepers on a host whose clock is weeks ahead."""
+        self._start("late server", self.serve, 3)
+        ahead = Host(self.scheduler, "ahead")
+        ahead.jump(self.random.uniform(1, 60) * WEEK_S)
+        for number in range(2):
+            self._spawn(f"hasty-{number}", self.sweep_often, ahead)
 
     def _start(self, name: str, run: Callable[[], None], count: int) -> None:
         for number in range(count):

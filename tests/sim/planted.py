@@ -9,6 +9,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -19,6 +20,7 @@ from tests.sim import clients_planted as wrong
 from tests.sim.audit import RecurringCatalog
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld, DeniedWorld, LossyWorld
+from tests.sim.clients_worlds import KeysWorld, ReadersWorld
 from tests.sim.lifecycle import LifecycleWorld
 from tests.sim.rebalance import RebalanceWorld
 from tests.sim.rollback_world import LastCommitWorld, RollbackWorld
@@ -474,29 +476,18 @@ def _protocols(breaks: str, **parts: Any) -> Bug:
     return Bug(breaks, lambda seed: World(seed, Parts(**parts)), World)
 
 
-def _clients(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
-    return Bug(breaks, ClientsWorld, ClientsWorld, patches)
+def _in(world: type[SimWorld], breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
+    return Bug(breaks, world, world, patches)
 
 
-def _topics(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
-    return Bug(breaks, LifecycleWorld, LifecycleWorld, patches)
-
-
-def _rollback(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
-    return Bug(breaks, RollbackWorld, RollbackWorld, patches)
-
-
-def _last_commit(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
-    return Bug(breaks, LastCommitWorld, LastCommitWorld, patches)
-
-
-def _lossy(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
-    return Bug(breaks, LossyWorld, LossyWorld, patches)
-
-
-def _members(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
-    return Bug(breaks, RebalanceWorld, RebalanceWorld, patches)
-
+_clients = partial(_in, ClientsWorld)
+_readers = partial(_in, ReadersWorld)
+_keys = partial(_in, KeysWorld)
+_topics = partial(_in, LifecycleWorld)
+_rollback = partial(_in, RollbackWorld)
+_last_commit = partial(_in, LastCommitWorld)
+_lossy = partial(_in, LossyWorld)
+_members = partial(_in, RebalanceWorld)
 
 BUGS: dict[str, Bug] = {
     "counter before data": _protocols("P1, P2", appender=CounterBeforeData),
@@ -508,7 +499,7 @@ BUGS: dict[str, Bug] = {
     "own attempt taken for a conflict": _protocols("P1", faulty=OwnAttemptIsConflict),
     "fenced appender writes again": _protocols("P1", appender=FencedOnce),
     "fenced producer acknowledged": _protocols("P1", appender=LandedBySequence),
-    "unavailable though stored": _clients("P1, P7", (Appender, "_settled", settled_by_reads)),
+    "unavailable though stored": _lossy("P1, P7", (Appender, "_settled", settled_by_reads)),
     "lost reply taken for nothing stored": _clients(
         "P1", (Appender, "_settled", conflict_means_not_stored)
     ),
@@ -530,7 +521,7 @@ BUGS: dict[str, Bug] = {
     "commit left out by a stale cursor": _members(
         "P3", (Consumer, "_commit", wrong.commit_unless_remembered)
     ),
-    "one-shot lease by a foreign clock": _clients(
+    "one-shot lease by a foreign clock": _readers(
         "P3",
         (Leases, "take_once", take_until),
         (Leases, "_once_is_over", is_over_by_wall_clock),
@@ -538,8 +529,8 @@ BUGS: dict[str, Bug] = {
     "refusal taken for existence": Bug("P7", refusing_clients, ClientsWorld),
     "notified before it is sent": _clients("P1", (Debounce, "_send", record_before_sending)),
     "promise of any length": _clients("P1", (notify, "_deferral_ms", any_promise)),
-    "key forgotten by two clocks": _clients("P1", (sweep, "forget_producer", forget_by_own_clock)),
-    "trim passes a reader": _clients("P7", (readers, "readers_behind", no_readers)),
+    "key forgotten by two clocks": _keys("P1", (sweep, "forget_producer", forget_by_own_clock)),
+    "trim passes a reader": _readers("P7", (readers, "readers_behind", no_readers)),
     "failed poll rewinds the next lease": _members(
         "P3",
         (consumer_module, "all_or_nothing", wrong.back_to_positions),
