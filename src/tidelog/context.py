@@ -25,7 +25,7 @@ from tidelog.process import NoProcesses, Processes
 from tidelog.settings import LogSettings, Settings, config_string
 from tidelog.store.base import Store
 from tidelog.store.wrappers import Meter
-from tidelog.tasks import TaskRunner
+from tidelog.tasks import Flag, TaskRunner
 
 __all__ = [
     "Context",
@@ -68,22 +68,22 @@ class Wakeups:
     """The readers of this process that wait for new events, by topic."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[threading.Event]] = {}
+        self._waiting: dict[str, list[Flag]] = {}
         self._listeners: list[Callable[[str, int, int], None]] = []
         self._amended: Counter[str] = Counter()
         self._newest: dict[tuple[str, int], int] = {}  # incarnation and partition → next offset
         self._lock = threading.Lock()
 
-    def wait_on(self, incarnation: str, event: threading.Event) -> None:
-        """Sets ``event`` at each commit to the topic, until :meth:`forget`."""
+    def wait_on(self, incarnation: str, flag: Flag) -> None:
+        """Sets ``flag`` at each commit to the topic, until :meth:`forget`."""
         with self._lock:
-            self._waiting.setdefault(incarnation, []).append(event)
+            self._waiting.setdefault(incarnation, []).append(flag)
 
-    def forget(self, incarnation: str, event: threading.Event) -> None:
+    def forget(self, incarnation: str, flag: Flag) -> None:
         with self._lock:
             waiting = self._waiting.get(incarnation, [])
-            if event in waiting:
-                waiting.remove(event)
+            if flag in waiting:
+                waiting.remove(flag)
 
     def listen(self, listener: Callable[[str, int, int], None]) -> None:
         """Calls ``listener(incarnation, partition, next offset)`` after each commit."""
@@ -95,8 +95,8 @@ class Wakeups:
             key = (incarnation, partition)
             self._newest[key] = max(next_offset, self._newest.get(key, 0))
             waiting = list(self._waiting.get(incarnation, ()))
-        for event in waiting:
-            event.set()
+        for flag in waiting:
+            flag.set()
         for listener in self._listeners:
             listener(incarnation, partition, next_offset)
 

@@ -15,16 +15,24 @@ writes to the catalog.
 threads go on, and a system may run out of threads. A plain pool then raises, perhaps after it has
 queued the work, and a caller that waits for that work waits forever. Here the caller does the work
 in its own thread.
+
+**Signals.** A signal handler may raise anywhere in the main thread, as Ctrl-C does. If it does so
+while Python's own events, conditions and pools acquire their lock, which takes several steps, the
+lock stays taken and other threads wait forever. So what the main thread shares with others is
+entered by a plain lock, in one step. A :class:`Flag` is an event without a lock of its own, and a
+:class:`Pool` counts its idle threads without one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, ParamSpec, Protocol, TypeVar
 
-__all__ = ["Pool", "TaskRunner"]
+__all__ = ["Flag", "Pool", "TaskRunner"]
 
 
 T = TypeVar("T")
@@ -55,6 +63,47 @@ class TaskRunner(Protocol):
         ...
 
 
+class Flag:
+    """A ``threading.Event`` that a signal handler that raises leaves usable.
+
+    A thread that waits first lists a lock and then looks at the flag. One that sets it does so
+    before it releases the locks in the list. So none waits for a flag that is set.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiting: list[threading.Lock] = []
+
+    def is_set(self) -> bool:
+        """Returns whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Sets it, which wakes everything that waits for it."""
+        self._is_set = True
+        for lock in list(self._waiting):
+            with contextlib.suppress(RuntimeError):  # another thread has released it
+                lock.release()
+
+    def clear(self) -> None:
+        """Takes it back."""
+        self._is_set = False
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until it is set; returns whether it is, or was meanwhile."""
+        if self._is_set:
+            return True
+        lock = threading.Lock()
+        lock.acquire()
+        left_s = -1.0 if timeout_s is None else max(0.0, timeout_s)
+        try:
+            self._waiting.append(lock)
+            return self._is_set or lock.acquire(timeout=left_s)
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(lock)
+
+
 P = ParamSpec("P")
 
 
@@ -67,6 +116,7 @@ class Pool(ThreadPoolExecutor):
 
     def __init__(self, max_workers: int, thread_name_prefix: str = "") -> None:
         super().__init__(max_workers, thread_name_prefix)
+        self._idle_semaphore = _IdleThreads()  # type: ignore[assignment]  # of the base class
         self._is_shut = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -84,6 +134,25 @@ class Pool(ThreadPoolExecutor):
         """Same as the base class, but completes waiting work whatever ``cancel_futures`` says."""
         self._is_shut = True
         super().shutdown(wait)
+
+
+class _IdleThreads:
+    """Counts idle threads, in operations that no signal handler can break off."""
+
+    def __init__(self) -> None:
+        self._idle: deque[None] = deque()
+
+    def acquire(self, timeout: float | None = None) -> bool:
+        """Takes one; returns False if there is none, without a wait."""
+        try:
+            self._idle.pop()
+        except IndexError:
+            return False
+        return True
+
+    def release(self) -> None:
+        """Adds one."""
+        self._idle.append(None)
 
 
 class _Work(Generic[T]):

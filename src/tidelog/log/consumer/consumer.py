@@ -21,7 +21,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Unpack
 
 import pyarrow as pa
@@ -47,6 +46,7 @@ from tidelog.log.topics import read_head
 from tidelog.model.event import Event, check_timestamp
 from tidelog.model.topic import Topic
 from tidelog.process import ProcessGuard, RefusingLock
+from tidelog.tasks import Flag
 
 __all__ = ["Consumer"]
 
@@ -80,8 +80,8 @@ class Consumer:
         self._excess = 0  # how many leases to release
         # Guards the membership; only the polling thread uses lease readers.
         self._lock = threading.RLock()
-        self._wake = threading.Event()
-        self._stop = threading.Event()
+        self._wake = Flag()
+        self._stop = Flag()
         self._keeper: threading.Thread | None = None
         self._polled_s = 0.0
         # The error, and where it occurred.
@@ -248,7 +248,9 @@ class Consumer:
         batch comes again with the next poll or loop.
         """
         while True:
-            yield from self.one_by_one(self.poll())
+            with all_or_nothing(self._readers):
+                coming = self.one_by_one(self.poll())
+            yield from coming
             with contextlib.suppress(FencedError):  # another member has that partition now
                 self.commit()
 
@@ -277,7 +279,8 @@ class Consumer:
         3
         """
         to = dead_letter and handlers.dead_letter_to(self._append, dead_letter, self.name)
-        return handlers.run(self, handler, handlers.HandlerOptions(dead_letter=to or None, **how))
+        options = handlers.HandlerOptions(dead_letter=to or None, **how)
+        return handlers.run(self, handler, options, lambda: all_or_nothing(self._readers))
 
     def read_once(
         self,
@@ -353,12 +356,7 @@ class Consumer:
     def __enter__(self) -> Consumer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not self._guard.is_foreign:  # a forked child leaves its leases to the parent
             self.close()
 

@@ -129,36 +129,43 @@ class HandlerOptions:
         return of_type and (self.share is None or self.share.has(event))
 
 
-def run(consumer: Consumer, handler: Handler, how: HandlerOptions) -> int:
-    """Polls, handles and commits until stopped; returns how many events were handled."""
+def run(
+    consumer: Consumer,
+    handler: Handler,
+    how: HandlerOptions,
+    all_or_nothing: Callable[[], contextlib.AbstractContextManager[None]],
+) -> int:
+    """Polls, handles and commits until stopped; returns how many events were handled.
+
+    A poll comes again if the block ``all_or_nothing`` around it raises. The handlers' own errors
+    are raised after it.
+    """
     handled = 0
     wait_s = first_s = _CAUGHT_UP_FIRST_S if how.until_caught_up else _WAIT_S
     seen = KnownSince(consumer.context.clock, how.lag_ms / 1000)
     with Pool(how.workers, "tidelog-handler") as pool:
         while not how.stop.is_set():
-            events = consumer.poll(how.max_events, wait_s)
-            if not events:
-                with contextlib.suppress(FencedError):
-                    consumer.commit()  # moves cursors past erased events
-                if how.until_caught_up and consumer.caught_up():
-                    break
-                wait_s = min(_WAIT_S, 2 * wait_s)  # each check of the lag reads every partition
-                continue
-            wait_s = first_s
-            if how.lag_ms:
-                seen.note(events)
-                old_ms = consumer.context.clock.now_ms() - how.lag_ms
-                events, wait_s = until_young(events, old_ms, consumer.rewind, seen.is_enough)
-                how.stop.wait(min(wait_s, how.lag_ms / 1000))
-            groups = [list(each) for _, each in groupby(events, lambda event: event.partition)]
-            work = [pool.submit(_handle, consumer, handler, how, group) for group in groups]
-            done = [each.result() for each in work]
+            with all_or_nothing():  # a signal handler may raise before all is handled
+                polled = events = consumer.poll(how.max_events, wait_s)
+                wait_s = first_s if polled else min(_WAIT_S, 2 * wait_s)
+                if polled and how.lag_ms:
+                    seen.note(polled)
+                    old_ms = consumer.context.clock.now_ms() - how.lag_ms
+                    events, wait_s = until_young(polled, old_ms, consumer.rewind, seen.is_enough)
+                    how.stop.wait(min(wait_s, how.lag_ms / 1000))
+                groups = [list(each) for _, each in groupby(events, lambda event: event.partition)]
+                work = [pool.submit(_handle, consumer, handler, how, group) for group in groups]
+                done = [each.result() for each in work]
             failures = [error for _, error in done if error is not None]
             handled += sum(count for count, _ in done)
-            with contextlib.suppress(FencedError):  # another member has that partition now
+            # Another member may have a partition now. Without events, cursors pass erased ones.
+            with contextlib.suppress(FencedError):
                 consumer.commit()
             if failures:
                 raise failures[0]
+            # Each check of the lag reads every partition, so the waits between them grow.
+            if not polled and how.until_caught_up and consumer.caught_up():
+                break
     return handled
 
 

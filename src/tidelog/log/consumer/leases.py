@@ -528,7 +528,8 @@ def one_by_one(events: Sequence[Event], readers: Mapping[int, LeaseReader]) -> I
     """Yields the events of a poll. A commit meanwhile covers only those that were yielded.
 
     The next poll delivers the rest again, after a ``break`` for example. So this ends with a seek,
-    a poll or another lease, in the partitions concerned.
+    a poll or another lease, in the partitions concerned. That begins with this call, not with the
+    first event: nothing is passed over if a signal handler raises before that.
     """
     coming: dict[int, list[int]] = {}  # the offsets of each partition that follow, in reverse
     for event in reversed(events):
@@ -537,15 +538,19 @@ def one_by_one(events: Sequence[Event], readers: Mapping[int, LeaseReader]) -> I
     for partition, reader in begun.items():
         if reader is not None:
             reader.pending = coming[partition][-1]
-    for event in events:
-        partition = event.partition or 0
-        reader = begun[partition]
-        if reader is None or readers.get(partition) is not reader:
-            continue
-        if reader.pending != coming[partition].pop():
-            continue
-        reader.pending = coming[partition][-1] if coming[partition] else None
-        yield event
+
+    def deliver() -> Iterator[Event]:
+        for event in events:
+            partition = event.partition or 0
+            reader = begun[partition]
+            if reader is None or readers.get(partition) is not reader:
+                continue
+            if reader.pending != coming[partition].pop():
+                continue
+            reader.pending = coming[partition][-1] if coming[partition] else None
+            yield event
+
+    return deliver()
 
 
 def trimmed_error(consumer: str, place: str, partition: int, cursor: int, start: int) -> Exception:

@@ -34,6 +34,7 @@ from tidelog.log.partitioner import split
 from tidelog.log.producer.append_plan import event_mark
 from tidelog.model import limits
 from tidelog.model.event import Headers, Position, Positions
+from tidelog.tasks import Flag
 
 if TYPE_CHECKING:
     import asyncio
@@ -73,12 +74,22 @@ class EventBuffer:
         return len(self.values)
 
     def add(self, value: bytes | None, time_ms: int, fields: EventFields) -> None:
-        """Adds one event."""
-        if fields != _PLAIN:
-            self.rows.append(len(self.values))
-            self.fields.append(fields)
-        self.times.append(time_ms)
-        self.values.append(value)
+        """Adds one event, or nothing of it if a signal handler raises in the middle."""
+        rows, fields_before = len(self.values), len(self.fields)
+        try:
+            if fields != _PLAIN:
+                self.rows.append(rows)
+                self.fields.append(fields)
+            self.times.append(time_ms)
+            self.values.append(value)
+        except BaseException:
+            self.cut(rows, fields_before)
+            raise
+
+    def cut(self, events: int, fields: int) -> None:
+        """Drops what was added after the first events, of which some have fields."""
+        del self.values[events:], self.times[events:]
+        del self.fields[fields:], self.rows[fields:]
 
     def table(self) -> pa.Table:
         """Returns the events in stored columns."""
@@ -145,11 +156,13 @@ class Flush:
         self.partitions: npt.NDArray[np.int32] | None = None
         self.size = 0
         self.number = -1
+        self.lingers = False  # whether the producer's timer knows about it
         self.expected_offset: int | None = None
         self.error: BaseException | None = None
         self.failure: FlushFailure | None = None  # of events that were sent
         self.links: list[object] = []  # the spans of the requests that it carries
-        self._done = threading.Event()
+        self._done = Flag()
+        self._begun = threading.Lock()  # taken for good by the thread that carries it
         self._calls: list[Callable[[], None]] = []
         self._bases: list[tuple[npt.NDArray[np.int64], int]] = []  # and their first offset
         self._unknown: list[tuple[npt.NDArray[np.int64], BaseException]] = []  # and why
@@ -206,6 +219,10 @@ class Flush:
         """Notes that the sender of one failed event gets its error now."""
         if self.failure is not None:
             self.failure.tell(index)
+
+    def begin(self) -> bool:
+        """Returns True in the first call, and False in every later one."""
+        return self._begun.acquire(blocking=False)
 
     def finish(self, error: BaseException | None = None) -> None:
         """Wakes everything that waits for the flush."""

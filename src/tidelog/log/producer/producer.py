@@ -56,7 +56,8 @@ class Producer:
         self._now_ms = context.clock.now_ms
         self._event_bytes_max = context.log_settings.event_bytes_max
         self._open = Flush(topic.name)
-        self._wake = threading.Event()
+        # Has the uploader's lock: signal handlers may raise inside Python's own events.
+        self._lingering = threading.Condition(self._uploader.lock)
         if self._named:
             self._before = self._appender.open_named()
             self._sequence = max(state.last for state in self._before.values())
@@ -159,11 +160,16 @@ class Producer:
                 own = len(value)
                 size = flush.size + own + _OVERHEAD_BYTES
                 if size < flush.limit and own <= self._event_bytes_max:
+                    pending = flush.pending
+                    index = len(pending.values)
+                    try:  # a signal handler may raise between the two
+                        pending.times.append(self._now_ms())
+                        pending.values.append(value)
+                    except BaseException:
+                        pending.cut(index, len(pending.fields))
+                        raise
                     flush.size = size
-                    flush.pending.times.append(self._now_ms())
-                    values = flush.pending.values
-                    values.append(value)
-                    return SendFuture(flush, len(values) - 1)
+                    return SendFuture(flush, index)
         event = Event(value, key, id, timestamp, type, headers_of(headers))
         size = check_event(event, self._event_bytes_max) + _OVERHEAD_BYTES
         time_ms = self._now_ms() if timestamp is None else check_timestamp(timestamp)
@@ -272,7 +278,7 @@ class Producer:
         >>> _ = producer.send(b"one more")
         >>> producer.flush()
         """
-        with self._uploader.state:
+        with self._uploader.lock:
             self._seal()
             waiting = list(self._uploader.under_way.values())
         now_s = self._context.clock.monotonic_s
@@ -290,12 +296,12 @@ class Producer:
 
         >>> home.producer("orders").close()
         """
-        with self._uploader.state:
+        with self._uploader.lock:
             if self._uploader.closed:
                 return
             self._seal()
             self._uploader.closed = True
-        self._wake.set()
+            self._lingering.notify()
         self._uploader.close()
         if not self._named:
             self._appender.close()
@@ -381,11 +387,16 @@ class Producer:
         flush = self._open
         index = len(flush.pending)
         flush.pending.add(value, time_ms, fields)
+        if self._named:  # without a call, before which a signal handler might raise
+            self._sent[fields.partition] = fields.sequence
+            if fields.sequence > self._sequence:  # noqa: PLR1730
+                self._sequence = fields.sequence
         flush.size += size
         if flush.size >= self._context.log_settings.segment_bytes or index >= _EVENTS_LAST:
             self._seal()
-        elif index == 0:
-            self._wake.set()
+        elif not flush.lingers:
+            self._lingering.notify()  # the timer looks when the lock is free
+            flush.lingers = True
         if not self._named:
             room = self._context.log_settings.buffer_bytes - self._uploader.held_bytes
             flush.limit = min(self._context.log_settings.segment_bytes, _PLAIN_BYTES_MAX, room)
@@ -398,8 +409,6 @@ class Producer:
                 f"send: sequence {sequence} comes after {self._sent[partition]}: "
                 "sequences of a producer must grow"
             )
-        self._sent[partition] = sequence
-        self._sequence = max(self._sequence, sequence)
 
     def _make_room(self, size: int) -> None:
         """Waits until the buffer has room for this much more. The lock must be held."""
@@ -415,20 +424,25 @@ class Producer:
 
     def _seal(self) -> None:
         """Starts the open flush on its way. The lock must be held."""
-        if self._open.pending:
-            flush, self._open = self._open, Flush(self._topic.name)
+        if not self._open.pending:
+            return
+        flush, following = self._open, Flush(self._topic.name)
+        try:
             self._uploader.start(flush)
+        finally:
+            if flush.number >= 0:  # started, even if a signal handler has raised
+                self._open = following
 
     def _seal_by_time(self) -> None:
         """Starts a flush that has lingered, unless all uploads are busy. For the timer thread."""
         while True:
-            self._wake.wait()
-            self._wake.clear()
+            with self._uploader.lock:
+                self._lingering.wait_for(lambda: self._open.lingers or self._uploader.closed)
+                flush = self._open
             if self._uploader.closed:
                 return
-            flush = self._open
             self._context.clock.sleep(self._context.log_settings.linger_ms / 1000)
-            with self._uploader.state:
+            with self._uploader.lock:
                 self._uploader.state.wait_for(
                     lambda flush=flush: (  # type: ignore[misc]
                         self._uploader.closed
@@ -474,7 +488,7 @@ class Producer:
         return Flush.of_table(self._topic.name, table, partitions, batch_bytes(table))
 
     def _submit(self, flush: Flush) -> None:
-        with self._uploader.state:
+        with self._uploader.lock:
             self._seal()  # earlier events go first
             self._make_room(flush.size)
             self._seal()  # events that arrived in the meantime need the room that this one takes

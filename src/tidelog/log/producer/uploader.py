@@ -9,7 +9,6 @@ later sequences must not overtake lost ones.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from concurrent.futures import wait
 
@@ -50,7 +49,7 @@ class Uploader:
         self.under_way: dict[int, Flush] = {}
         self.held_bytes = 0  # on their way
         self.keyless = KeylessTurns(topic.partitions, context.random.randrange(topic.partitions))
-        self._numbers = itertools.count()
+        self._next = 0  # the number of the next flush
         self._turn = 0
         self._failed_until = 0  # flushes with a lower number fail with the one before them
         self._cause: BaseException | None = None
@@ -59,11 +58,20 @@ class Uploader:
         self._committers: Pool | None = None
 
     def start(self, flush: Flush) -> None:
-        """Starts a flush on its way. The lock must be held."""
-        self.held_bytes += flush.size
-        flush.number = next(self._numbers)
+        """Starts a flush on its way. The lock must be held.
+
+        A signal handler may raise in the middle of it. Later flushes wait for this one's turn, so
+        once it has a number it is submitted in any case, perhaps twice; it runs once.
+        """
+        flush.number = self._next
         self.under_way[flush.number] = flush
-        self._pool.submit(self._run, flush)
+        self.held_bytes += flush.size
+        self._next += 1
+        try:
+            self._pool.submit(self._run, flush)
+        except BaseException:
+            self._pool.submit(self._run, flush)
+            raise
 
     def wait_for_room(self, size: int) -> None:
         """Waits for room, with the lock held; raises ``UnavailableError`` after a timeout."""
@@ -93,7 +101,7 @@ class Uploader:
 
     def raise_unreported(self) -> None:
         """Raises the first failure that this thread may not know about (``FlushFailures``)."""
-        with self.state:
+        with self.lock:
             error = self._failures.due()
         if error is not None:
             raise error
@@ -104,7 +112,9 @@ class Uploader:
         self.lock = self.state = refusing  # type: ignore[assignment]
 
     def _run(self, flush: Flush) -> None:
-        """Runs one flush, in a thread of the pool."""
+        """Runs one flush, in a thread of the pool; does nothing for one that has begun."""
+        if not flush.begin():
+            return
         with self._context.spans.span(
             "tidelog.append", flush.links, topic=self._topic.name, events=len(flush)
         ):
@@ -124,7 +134,7 @@ class Uploader:
                 stored = self._appender.upload(segment)
         except BaseException as exc:  # noqa: BLE001 - raised in the callers that wait
             error = exc
-        with self.state:
+        with self.lock:
             self.state.wait_for(lambda: self._turn == flush.number)
             behind = self._cause if self._is_behind(flush) else None
         try:
@@ -178,7 +188,7 @@ class Uploader:
         self, flush: Flush, error: BaseException | None, behind: BaseException | None
     ) -> None:
         """Wakes the callers that wait. Only a flush's own failure fails those behind it."""
-        with self.state:
+        with self.lock:
             self._turn += 1
             self.held_bytes -= flush.size
             del self.under_way[flush.number]
