@@ -130,6 +130,14 @@ def test_bad_event_is_refused_by_every_door(home: Home, name: str, door: str) ->
     assert list(home.read("t")) == []
 
 
+@pytest.mark.parametrize("door", ["send", "list"])
+def test_value_of_another_type_is_refused_with_what_to_give(home: Home, door: str) -> None:
+    with pytest.raises(InvalidError, match=r"value is str: give bytes, such as text.encode\(\)"):
+        DOORS[door](home, Event("text"))  # type: ignore[arg-type]
+    with pytest.raises(InvalidError, match=r"value is dict: give bytes \(`send_json` encodes"):
+        DOORS[door](home, Event({"a": 1}))  # type: ignore[arg-type]
+
+
 def test_headers_may_be_any_iterable(home: Home) -> None:
     pairs = [("a", b"1"), ("b", None)]
     home.append("t", [Event(b"x", headers=(each for each in pairs))])  # type: ignore[arg-type]

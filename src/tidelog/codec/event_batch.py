@@ -35,6 +35,7 @@ from tidelog.model.event import (
     check_id_bytes,
     check_timestamp,
     headers_of,
+    wrong_type,
 )
 
 if TYPE_CHECKING:
@@ -463,8 +464,7 @@ def _plain(name: str, values: list[Any], kind: type) -> list[Any]:
     others = set(map(type, values)) - {kind, type(None)}
     for other in others:
         if not issubclass(other, kind):
-            wanted = "bytes" if kind is bytes else "text"
-            raise InvalidError(f"event: its {name} is {other.__name__}: give {wanted} or None")
+            raise wrong_type(name, other, kind)
     if not others:
         return values
     plain: Callable[[Any], Any] = bytes if kind is bytes else str.__str__  # not an enum's own

@@ -31,6 +31,7 @@ __all__ = [
     "from_iso",
     "headers_of",
     "to_iso",
+    "wrong_type",
 ]
 
 Headers = tuple[tuple[str, bytes | None], ...]  # a null value is not an empty one
@@ -143,16 +144,21 @@ def from_iso(text: str) -> int:
     return check_timestamp(moment)
 
 
+def wrong_type(name: str, given: type, wanted: type) -> InvalidError:
+    """Returns the error for a field of an event that has another type than text or bytes."""
+    give = "text" if wanted is str else "bytes"
+    if wanted is bytes and issubclass(given, str):
+        give = "bytes, such as text.encode(),"
+    elif name == "value":
+        give = "bytes (`send_json` encodes other values)"
+    return InvalidError(f"event: {name} is {given.__name__}: give {give} or None")
+
+
 def _size(name: str, value: Any, kind: type) -> int:
     if value is None:
         return 0
     if not isinstance(value, str | bytes) or not isinstance(value, kind):
-        wanted = "text" if kind is str else "bytes"
-        if kind is bytes and isinstance(value, str):
-            wanted = "bytes, such as text.encode(),"
-        elif name == "value":
-            wanted = "bytes (`send_json` encodes other values)"
-        raise InvalidError(f"event: {name} is {type(value).__name__}: give {wanted} or None")
+        raise wrong_type(name, type(value), kind)
     return len(value) if isinstance(value, bytes) else _text_size(name, value)
 
 
