@@ -134,7 +134,7 @@ def test_lower_limit_does_not_stop_copies_of_what_was_accepted(home: Home, tmp_p
     with open_home(home.config, world=World(environ={})) as lower:
         settings = dataclasses.replace(lower.context.log_settings, event_bytes_max=1_000)
         object.__setattr__(
-            lower.context, "settings", settings
+            lower.context, "log_settings", settings
         )  # as after a restart with a lower one
         with pytest.raises(InvalidError, match="at most 1000"):
             lower.append("to", [Event(b"x" * 1_001)])

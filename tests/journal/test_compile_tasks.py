@@ -124,7 +124,7 @@ def test_another_process_compiles_between_plan_and_work(
 def test_a_partition_that_another_process_compiles_is_left_to_it(
     home: Home,
 ) -> None:
-    object.__setattr__(home.context, "settings", LogSettings(lease_ttl_ms=2_000))
+    object.__setattr__(home.context, "log_settings", LogSettings(lease_ttl_ms=2_000))
     fill(home, "a")
     other = PartitionCompile(home.context, home.topic("a"), 1, ALL)
     assert other.holding.try_take()

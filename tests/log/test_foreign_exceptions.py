@@ -47,7 +47,7 @@ def test_poll_returns_what_it_read_before_a_foreign_exception(
 
 
 def test_lease_is_kept_after_a_foreign_exception(home: Home) -> None:
-    object.__setattr__(home.context, "settings", LogSettings(lease_ttl_ms=60))
+    object.__setattr__(home.context, "log_settings", LogSettings(lease_ttl_ms=60))
     beats = 0
 
     def beat() -> None:

@@ -29,7 +29,7 @@ from tidelog.testing.scheduler import FakeClock
 def home() -> Iterator[Home]:
     with tidelog.open("memory:") as opened:
         settings = LogSettings(lease_ttl_ms=400, linger_ms=1, segment_bytes=2_000)
-        object.__setattr__(opened.context, "settings", settings)
+        object.__setattr__(opened.context, "log_settings", settings)
         opened.create_topic("t", 2)
         yield opened
 
@@ -305,7 +305,7 @@ def test_a_stop_during_retries_skips_nothing(home: Home) -> None:
 def test_a_long_batch_keeps_its_lease_while_the_handler_lives(home: Home) -> None:
     """Longer than the time to live and the poll interval, in steps for which both keepers wait."""
     settings = LogSettings(lease_ttl_ms=150, max_poll_interval_ms=300)
-    object.__setattr__(home.context, "settings", settings)
+    object.__setattr__(home.context, "log_settings", settings)
     clock, stop = FakeClock(), threading.Event()
     object.__setattr__(home.context, "clock", clock)
     handled: list[int | None] = []
@@ -356,7 +356,7 @@ def start_keeper(consumer: Consumer) -> None:
 
 def test_caught_up_means_the_whole_topic(home: Home) -> None:
     patient = LogSettings(lease_ttl_ms=600_000, linger_ms=1)
-    object.__setattr__(home.context, "settings", patient)
+    object.__setattr__(home.context, "log_settings", patient)
     home.append("t", [Event(b"x")], partition=0)
     holder = home.consumer("t", "c")
     holder.poll(timeout_s=0.05)

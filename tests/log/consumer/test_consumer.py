@@ -35,7 +35,7 @@ def home() -> Iterator[Home]:
 
 
 def set_ttl(home: Home, ttl_ms: int) -> None:
-    object.__setattr__(home.context, "settings", LogSettings(lease_ttl_ms=ttl_ms))
+    object.__setattr__(home.context, "log_settings", LogSettings(lease_ttl_ms=ttl_ms))
 
 
 def fill(home: Home, count: int, partition: int | None = None) -> None:
@@ -250,7 +250,7 @@ def test_a_slow_handler_sends_heartbeats(home: Home) -> None:
 
 def test_a_handler_that_hangs_loses_its_lease(home: Home) -> None:
     settings = LogSettings(lease_ttl_ms=200, max_poll_interval_ms=300)
-    object.__setattr__(home.context, "settings", settings)
+    object.__setattr__(home.context, "log_settings", settings)
     fill(home, 1, partition=0)
     with home.consumer("t", "c") as hanging, home.consumer("t", "c") as other:
         assert len(hanging.poll()) == 1

@@ -163,7 +163,7 @@ def test_consumer_whose_delete_died_is_the_one_that_was_shown() -> None:
 
 def test_consumer_with_a_living_member_is_deleted_only_by_force(home: Home) -> None:
     settings = LogSettings(lease_ttl_ms=600)
-    object.__setattr__(home.context, "settings", settings)
+    object.__setattr__(home.context, "log_settings", settings)
     with home.consumer("t", "c") as consumer:
         assert len(consumer.poll(4)) == 4
         stalled: list[BaseException] = []
@@ -370,7 +370,7 @@ def test_console_knows_a_deleted_consumer_only_when_it_is_new_again(home: Home) 
 
 
 def test_error_says_where_the_member_runs(home: Home) -> None:
-    object.__setattr__(home.context, "settings", LogSettings(lease_ttl_ms=600_000))
+    object.__setattr__(home.context, "log_settings", LogSettings(lease_ttl_ms=600_000))
     topic = home.topic("t")
     member = Leases(home.context, topic, "c", "earliest")
     member.join()

@@ -34,7 +34,7 @@ FOR_EVER_MS = 600_000  # longer than any test lasts
 @pytest.fixture
 def home() -> Iterator[Home]:
     with tidelog.open("memory:") as opened:
-        object.__setattr__(opened.context, "settings", LogSettings(lease_ttl_ms=FOR_EVER_MS))
+        object.__setattr__(opened.context, "log_settings", LogSettings(lease_ttl_ms=FOR_EVER_MS))
         opened.create_topic("t", 1)
         opened.append("t", [Event(b"%d" % n) for n in range(20)])
         yield opened
@@ -248,7 +248,7 @@ def test_lease_that_another_member_has_taken_is_not_committed_to(
 def test_poll_after_fenced_error_resumes_at_the_cursor(home: Home) -> None:
     """Two consumers: what one polled and could not commit comes again, to the one or the other."""
     settings = LogSettings(lease_ttl_ms=200, max_poll_interval_ms=300)
-    object.__setattr__(home.context, "settings", settings)
+    object.__setattr__(home.context, "log_settings", settings)
     seen: list[int | None] = []
     with home.consumer("t", "c") as first:
         assert len(first.poll(8)) == 8  # and its handler hangs
@@ -256,7 +256,7 @@ def test_poll_after_fenced_error_resumes_at_the_cursor(home: Home) -> None:
             until(lambda: bool(second.poll(3, timeout_s=0.05)))
             second.commit()
             assert cursor(home) == 3
-        object.__setattr__(home.context, "settings", LogSettings(lease_ttl_ms=FOR_EVER_MS))
+        object.__setattr__(home.context, "log_settings", LogSettings(lease_ttl_ms=FOR_EVER_MS))
         with pytest.raises(FencedError):
             first.commit()
         while len(seen) < 17:

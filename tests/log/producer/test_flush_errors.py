@@ -46,7 +46,7 @@ class Uploads:
 @pytest.fixture
 def home() -> Iterator[Home]:
     with tidelog.open("memory:") as opened:
-        object.__setattr__(opened.context, "settings", LogSettings(linger_ms=1))
+        object.__setattr__(opened.context, "log_settings", LogSettings(linger_ms=1))
         opened.create_topic("t", 2)
         yield opened
 
@@ -83,7 +83,7 @@ def test_second_failure_is_raised_after_a_future_told_the_first(
 def test_result_of_a_stored_event_does_not_hide_a_failed_one_of_its_flush(
     home: Home, call: Callable[[Producer], None]
 ) -> None:
-    object.__setattr__(home.context, "settings", LogSettings(linger_ms=60_000))
+    object.__setattr__(home.context, "log_settings", LogSettings(linger_ms=60_000))
     producer = home.producer("t")
     uploads = Uploads(producer)
     uploads.partition = 1

@@ -24,7 +24,7 @@ from tidelog.log.producer.idempotent_append import append_once
 @pytest.fixture
 def home() -> Iterator[Home]:
     with tidelog.open("memory:") as opened:
-        object.__setattr__(opened.context, "settings", LogSettings(linger_ms=1))
+        object.__setattr__(opened.context, "log_settings", LogSettings(linger_ms=1))
         opened.create_topic("t", 4)
         yield opened
 
@@ -189,7 +189,7 @@ def test_threads_share_a_named_producer_whose_buffer_is_full(home: Home) -> None
     settings = LogSettings(
         linger_ms=0, segment_bytes=2_000, buffer_bytes=4_000, event_bytes_max=500
     )
-    object.__setattr__(home.context, "settings", settings)
+    object.__setattr__(home.context, "log_settings", settings)
     failures: list[BaseException] = []
     with home.producer("t", "shared") as producer:
 
