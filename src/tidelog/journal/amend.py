@@ -55,7 +55,7 @@ from tidelog.coordination.trusted_time import latest_now_ms
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter, Applied
 from tidelog.journal.listing import MovedError
-from tidelog.journal.lookup import FIELD_COLUMNS, Lookup, LookupResult, Seen, with_key
+from tidelog.journal.lookup import FIELD_COLUMNS, Lookup, LookupResult, VersionedHead, with_key
 from tidelog.log.ledger import announce_erasure, enter_erased
 from tidelog.log.maintenance.unused import list_apart
 from tidelog.log.topics import read_head
@@ -197,7 +197,7 @@ class Amender:
         self,
         op: Literal["update", "delete"],
         changes: Sequence[AmendmentChange],
-        heads: dict[int, Seen],
+        heads: dict[int, VersionedHead],
         key: bytes | None = None,
     ) -> Sequence[AmendmentChange]:
         """Runs steps 2 to 7 for one record; returns the changes whose events existed."""
@@ -227,7 +227,7 @@ class Amender:
         self,
         record: AuditRecord,
         changes: Sequence[AmendmentChange],
-        heads: dict[int, Seen],
+        heads: dict[int, VersionedHead],
         until_ms: int,
     ) -> Sequence[AmendmentChange]:
         """Runs steps 3 to 5; returns the changes, with those of events that were copied in
@@ -278,7 +278,10 @@ class Amender:
         return list(self._pool.map(announce, numbers))
 
     def _put(
-        self, record: AuditRecord, changes: Sequence[AmendmentChange], heads: dict[int, Seen]
+        self,
+        record: AuditRecord,
+        changes: Sequence[AmendmentChange],
+        heads: dict[int, VersionedHead],
     ) -> Sequence[AmendmentChange]:
         """Step 6 in each partition; looks up again what was compiled in the meantime.
 
@@ -313,7 +316,7 @@ class Amender:
         self,
         record: AuditRecord,
         changes: Sequence[AmendmentChange],
-        heads: dict[int, Seen],
+        heads: dict[int, VersionedHead],
         applied: Applied,
     ) -> Sequence[AmendmentChange]:
         """Writes the changes of one partition; returns those that must be looked up again.

@@ -52,7 +52,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.journal.listing import MovedError, covering
-from tidelog.journal.lookup import Lookup, Occurrence, Seen, amendment_of
+from tidelog.journal.lookup import Lookup, Occurrence, VersionedHead, amendment_of
 from tidelog.log.maintenance.unused import list_unused
 from tidelog.log.partitioner import partitions_for
 from tidelog.log.run_reader import all_pending
@@ -95,13 +95,15 @@ class AmendmentWriter:
     context: Context
     topic: Topic
     partition: int
-    seen: Seen  # the head by which the events were found; then the one that a write expects
+    seen: (
+        VersionedHead  # the head by which the events were found; then the one that a write expects
+    )
     audit: str
     at_ms: int
     applied: Applied = field(default_factory=dict)
     abandoned: list[str] = field(default_factory=list)  # stored values that no row will name
     _looked: int = field(init=False)  # amendments up to here were checked, for all changes
-    _found: Seen = field(init=False)
+    _found: VersionedHead = field(init=False)
     _stored: dict[int, tuple[int, str]] = field(default_factory=dict)  # offset → generation, key
 
     def __post_init__(self) -> None:
@@ -109,7 +111,7 @@ class AmendmentWriter:
         self._looked = self.seen[0].amendments
 
     @property
-    def reached(self) -> Seen:
+    def reached(self) -> VersionedHead:
         """Returns the newest head by which other events of the same lookup may be amended."""
         head = self.seen[0]
         is_known = self._looked == head.amendments and head.compiled == self._found[0].compiled

@@ -49,7 +49,7 @@ __all__ = [
     "LookupResult",
     "Lookups",
     "Occurrence",
-    "Seen",
+    "VersionedHead",
     "amendment_of",
     "can_be_id",
     "check_id",
@@ -61,7 +61,7 @@ _GETS_MAX = 8  # amendments that are read one by one
 _ID_COLUMNS = ("timestamp", "id")
 FIELD_COLUMNS = ("timestamp", "id", "key", "type", "headers")  # all except the value
 
-Seen = tuple[Head, str]  # a head and its version
+VersionedHead = tuple[Head, str]  # a head and its version
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class LookupResult:
     """Each id's events, newest first, and the heads that this is valid for."""
 
     events: Mapping[str, tuple[Occurrence, ...]]
-    heads: Mapping[int, Seen]
+    heads: Mapping[int, VersionedHead]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Lookup:
         hashes = hash_ids(pa.array(unique, pa.string()))
         wanted = _WantedIds(unique, (hashes >> np.uint64(32)).astype(np.uint32), columns)
         numbers = range(self._topic.partitions) if partitions is None else partitions
-        heads: dict[int, Seen] = {}
+        heads: dict[int, VersionedHead] = {}
         events: dict[str, list[Occurrence]] = {}
         for partition, first in zip(numbers, self._heads(numbers), strict=True):
             found, heads[partition] = self._look(partition, first, wanted)
@@ -164,10 +164,10 @@ class Lookup:
         in_order = {each: _newest_first(events[each]) for each in unique if each in events}
         return LookupResult(in_order, heads)
 
-    def _heads(self, partitions: Sequence[int]) -> Iterator[Seen]:
+    def _heads(self, partitions: Sequence[int]) -> Iterator[VersionedHead]:
         """Yields the current heads, read in parallel if possible."""
 
-        def read(partition: int) -> Seen:
+        def read(partition: int) -> VersionedHead:
             return read_head(self._context, self._topic, partition)
 
         if self._pool is None or len(partitions) == 1:
@@ -175,12 +175,12 @@ class Lookup:
         return iter(list(self._pool.map(read, partitions)))
 
     def _look(
-        self, partition: int, first: Seen, wanted: _WantedIds
-    ) -> tuple[Sequence[Occurrence], Seen]:
+        self, partition: int, first: VersionedHead, wanted: _WantedIds
+    ) -> tuple[Sequence[Occurrence], VersionedHead]:
         """Returns the events of one partition, and the head that this is valid for."""
         seen, is_first = first, True
 
-        def read() -> tuple[Sequence[Occurrence], Seen] | None:
+        def read() -> tuple[Sequence[Occurrence], VersionedHead] | None:
             nonlocal seen, is_first
             head, lost = seen[0], None
             try:

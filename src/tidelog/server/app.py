@@ -35,7 +35,8 @@ from tidelog.model.event import Event
 from tidelog.model.token import Scope as Right
 from tidelog.server.api.by_id import WHO, ByIdHandlers
 from tidelog.server.api.forward import Forwards
-from tidelog.server.api.ingest import Ingest, OpenTopics
+from tidelog.server.api.ingest import Ingest
+from tidelog.server.api.open_topics import OpenTopics
 from tidelog.server.api.openapi import description
 from tidelog.server.api.pixel import Pixels
 from tidelog.server.api.read import ByTimeHandlers, PartitionWatch, Reads

@@ -64,8 +64,8 @@ from tidelog.log.producer.append_plan import (
     ALL_SEQUENCES,
     AppendPlan,
     Committer,
+    ExpectedRows,
     PartitionWrite,
-    Seen,
     StoredSegment,
     claim_copy,
     plan_append,
@@ -280,7 +280,7 @@ class Appender:
 
     def _plan(self, wanted: PartitionWrite, head: Head, head_version: str) -> AppendPlan:
         partition = wanted.piece.partition
-        seen = Seen(head, head_version, *self._state(partition))
+        seen = ExpectedRows(head, head_version, *self._state(partition))
         by = Committer(
             self._producer,
             self._epoch,

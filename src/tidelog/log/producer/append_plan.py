@@ -34,8 +34,8 @@ __all__ = [
     "ALL_SEQUENCES",
     "AppendPlan",
     "Committer",
+    "ExpectedRows",
     "PartitionWrite",
-    "Seen",
     "StoredSegment",
     "claim_copy",
     "event_mark",
@@ -70,7 +70,7 @@ class PartitionWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ExpectedRows:
     """The rows of a partition that a commit expects."""
 
     head: Head
@@ -109,7 +109,7 @@ class AppendPlan:
 
 
 def plan_append(
-    wanted: PartitionWrite, seen: Seen, by: Committer, also: Sequence[Change]
+    wanted: PartitionWrite, seen: ExpectedRows, by: Committer, also: Sequence[Change]
 ) -> AppendPlan:
     """Returns the plan that commits the events, together with the changes in ``also``."""
     piece, head = wanted.piece, seen.head

@@ -118,9 +118,9 @@ class Uploader:
         with self._context.spans.span(
             "tidelog.append", flush.links, topic=self._topic.name, events=len(flush)
         ):
-            self._carry(flush)
+            self._upload_and_commit(flush)
 
-    def _carry(self, flush: Flush) -> None:
+    def _upload_and_commit(self, flush: Flush) -> None:
         """Prepares a flush, waits for its turn, and commits it."""
         spans = self._context.spans
         error: BaseException | None = None

@@ -17,7 +17,8 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model.event import Event
 from tidelog.model.topic import check_topic_name
 from tidelog.server.api.forward import Forwards
-from tidelog.server.api.ingest import Ingest, OpenTopics
+from tidelog.server.api.ingest import Ingest
+from tidelog.server.api.open_topics import OpenTopics
 from tidelog.server.api.pixel_event import (
     GIF,
     HEADERS,
