@@ -1,12 +1,14 @@
-"""Maintenance of a topic and its archive: in one process, and in tasks of Spark on local[2].
+"""Maintenance of a topic and its archive: in one process, and by Spark on one core and on two.
 
 `verify --deep` reads all files of the archive. A proof reads them too, and all objects of the
-topic. The sizes are scaled to a small machine; both read from the page cache, so what is measured
-is the work of the cores.
+topic. The sizes are scaled to a small machine; all read from the page cache, so what is measured
+is the work of the cores. Beside one process, local[2] shows what a master gains; beside local[1],
+what a second core gains.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -21,25 +23,45 @@ from tidelog.api.spark_workers import open_session
 from tidelog.home import Home, create_home
 from tidelog.settings import Settings
 
-EVENTS = 4_800_000
+EVENTS = 9_600_000  # seconds of work for a core: a job of Spark takes tenths of one to start
 RANGES = 12  # for each of the partitions
 PARTITIONS = 4
-MASTER = "local[2]"
+ONE_CORE, TWO_CORES = "local[1]", "local[2]"
 ROUNDS = 3
+
+Timed = Callable[[str | None], float]
 
 
 def run() -> list[Rate]:
-    """Both comparisons, on one session that has run before."""
+    """All comparisons, on sessions that have run before."""
     with scratch() as folder:
         settings = Settings(f"{folder}/objects", f"{folder}/catalog.sqlite")
         with create_home(settings)[0] as home:
             archive = _fill(home)
-            session = open_session(MASTER, "bench")
-            rates = [*_verify(archive), *_prove(home, archive)]
-            session.stop()
+            works = {"verify --deep": _verify(archive), "proof of an erasure": _prove(home)}
+            alone = _contest(works, None)
+            cores = {each: _contest(works, each) for each in (ONE_CORE, TWO_CORES)}
     load = os.getloadavg()[0]
+    rates = []
+    for number, rate in enumerate(alone):
+        one, two = cores[ONE_CORE][number], cores[TWO_CORES][number]
+        again = Rate(f"{two.what}, again", list(two.rounds))
+        rates += [rate, one, against(two, rate, 1.6), against(again, one, 1.6)]
     for rate in rates:
         rate.unit, rate.note = "MB/s", f"load average {load:.1f}"
+    return rates
+
+
+def _contest(works: dict[str, Timed], master: str | None) -> list[Rate]:
+    """Runs the works in one process or on a session of its own: a process has one at a time."""
+    session = None if master is None else open_session(master, "bench")
+    named: dict[str, Callable[[], float]] = {
+        f"{what}, {master or 'one process'}": functools.partial(timed, master)
+        for what, timed in works.items()
+    }
+    rates = list(contest(named, ROUNDS).values())
+    if session is not None:
+        session.stop()
     return rates
 
 
@@ -57,7 +79,7 @@ def _fill(home: Home) -> ArchiveHandle:
     return archive
 
 
-def _verify(archive: ArchiveHandle) -> list[Rate]:
+def _verify(archive: ArchiveHandle) -> Timed:
     size = archive.stored_bytes()
 
     def timed(spark: str | None) -> float:
@@ -67,10 +89,10 @@ def _verify(archive: ArchiveHandle) -> list[Rate]:
             raise RuntimeError(f"{report.events} events, {report.problems}")
         return size / 1e6 / (time.perf_counter() - began)
 
-    return _both("verify --deep", timed)
+    return timed
 
 
-def _prove(home: Home, archive: ArchiveHandle) -> list[Rate]:
+def _prove(home: Home) -> Timed:
     def timed(spark: str | None) -> float:
         began = time.perf_counter()
         proof = home.prove_erased("t", ids=["event-000000000007"], spark=spark)
@@ -78,14 +100,4 @@ def _prove(home: Home, archive: ArchiveHandle) -> list[Rate]:
             raise RuntimeError(f"{proof.traces}")
         return proof.bytes / 1e6 / (time.perf_counter() - began)
 
-    return _both("proof of an erasure", timed)
-
-
-def _both(what: str, timed: Callable[[str | None], float]) -> list[Rate]:
-    contenders = {
-        f"{what}, one process": lambda: timed(None),
-        f"{what}, {MASTER}": lambda: timed(MASTER),
-    }
-    alone, on_spark = contest(contenders, ROUNDS).values()
-    against(on_spark, alone, 1.6)
-    return [alone, on_spark]
+    return timed

@@ -81,3 +81,8 @@ def test_functions_of_a_module_in_the_working_folder_go_with_the_tasks(
     monkeypatch.delitem(sys.modules, "jobs_of_mine")
     (tmp_path / "jobs_of_mine.py").unlink()
     assert cloudpickle.loads(sent)(1) == 2, "as an executor that does not have the file"
+
+
+def test_transform_of_another_script_says_where_to_run_it() -> None:
+    with pytest.raises(InvalidError, match="run it from the script that has the function"):
+        load_transform("__main__:no_such_function")

@@ -103,7 +103,10 @@ def load_transform(name: str) -> Transform:
             f"transform `{name}`: {exc}: install it, or run where the module's file is"
         ) from exc
     except AttributeError as exc:
-        raise InvalidError(f"transform `{name}`: {exc}: name a function of the module") from exc
+        do = "name a function of the module"
+        if module == "__main__":
+            do = "run it from the script that has the function, or put that into a module"
+        raise InvalidError(f"transform `{name}`: {exc}: {do}") from exc
     if not callable(found):
         raise InvalidError(f"transform `{name}`: is not a function: name one")
     _send_with_tasks(home)
