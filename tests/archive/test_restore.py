@@ -131,6 +131,25 @@ def test_a_restore_goes_on_with_what_the_archive_got_since(home: Home) -> None:
     assert (named.source, named.sink) == ("archive:raw", "topic:back?partition=same")
 
 
+def test_a_restore_says_what_it_has_passed_and_the_archive_got_since(home: Home) -> None:
+    """A promoted generation has what was skipped before, and the restore is past that."""
+    home.create_topic("other", 3)
+    home.append("t", [Event(b"%d" % n) for n in range(5)], partition=0)
+    archive = home.archives.create("raw", source="topic:t")
+    archive.run()
+    home.append("t", [Event(b"%d" % n) for n in range(5, 9)], partition=0)
+    archive.seek("latest")
+    home.append("t", [Event(b"9")], partition=0)
+    archive.run()
+    assert archive.restore(to="topic:back").events == 6
+    archive.backfill(codec="gzip")
+    archive.promote()
+    with pytest.raises(InvalidError, match="is past `t/0` from 5 to 9, which the archive got"):
+        archive.restore(to="topic:back")
+    assert archive.restore(to="topic:other").events == 10
+    assert_same(home, "t", "other")
+
+
 def test_by_key_the_topic_may_have_any_number_of_partitions(home: Home) -> None:
     fill(home, 500)
     drive(home, an_archive(home, "raw"))

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tidelog.archive.archive import find_archive
+from tidelog.archive.coverage import MissingRange, is_same_sequence, read_covered, without
 from tidelog.archive.transform_output import output_of
 from tidelog.codec.formats import settings_of
 from tidelog.connectors.archive.dead_letters import RestorableSink
@@ -38,6 +39,7 @@ from tidelog.connectors.source import (
     missing_in,
 )
 from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, ArchiveFormat
@@ -47,6 +49,8 @@ from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.registry import check_reach, ensure_pipeline, is_inside
 
 __all__ = ["RestoreOptions", "open_restore", "restore", "restore_limit"]
+
+_SHOWN = 3  # ranges in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,8 @@ def open_restore(
     """Opens the pipeline of a restore, and creates it if it is new.
 
     Raises ``NotFoundError`` if archive or target does not exist. Raises ``InvalidError`` if the
-    target has too few partitions, or if the restore began with another choice of partitions.
+    target has too few partitions, if the restore began with another choice of partitions, or if it
+    has passed events that the archive got since.
     """
     archive = find_archive(context, wanted.archive)
     archive.making(wanted.generation)
@@ -118,7 +123,28 @@ def open_restore(
             f"restore of `{archive.name}` to `{wanted.to}`: was begun with partition "
             f"{_partition_choice(named.sink)}: continue so, or restore into another target"
         )
+    passed = list(_passed(context, archive.pipeline(wanted.generation), named.incarnation))
+    if passed:
+        raise InvalidError(
+            f"restore of `{archive.name}` to `{wanted.to}`: is past {', '.join(passed[:_SHOWN])}, "
+            "which the archive got since: restore into another target"
+        )
     return Pipeline(named.name, named.incarnation, source, sink, workers, rate=rate)
+
+
+def _passed(context: Context, archived: str, restored: str) -> Iterator[str]:
+    """Yields what a promoted generation has, and the one that was restored before had not."""
+    for partition in read_partitions(context, restored):
+        held = read_covered(context, archived, partition)
+        done = read_covered(context, restored, partition)
+        if held is None or done is None or not (held.by_offset and done.by_offset):
+            continue
+        if not is_same_sequence(held, done):
+            continue
+        for start, end in without(held.intervals(), done.intervals()):
+            if start < int(done.end):
+                last = str(min(end, int(done.end)))
+                yield MissingRange(partition, str(start), last).text
 
 
 @dataclass
