@@ -238,11 +238,11 @@ class CopiesWorld(ArchivesWorld):
             sweep_archives(home.context, 0)
 
     def topics(self, home: Home) -> list[Topic]:
-        """Topics of which no delete is unfinished."""
+        """Topics that are there; finishes deletes that died."""
         for each in list(list_topics(home.context)):
             if each.state == "deleting":
                 delete_topic(home.context, each.name)
-        return list(list_topics(home.context))
+        return [each for each in list_topics(home.context) if each.state == "ready"]
 
     def forget(self, home: Home, name: str) -> None:
         """Delete pipelines into a topic that is there: their source is not, so they never end."""
