@@ -48,6 +48,7 @@ def interrupt(call: Callable[[], object], place: int) -> bool:
         return trace
 
     traced = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks at it only when tracing begins
     sys.settrace(trace)
     try:
         call()
