@@ -109,8 +109,8 @@ class RebalanceWorld(ClientsWorld):
         """Moves cursors of a consumer from outside, whether or not it is there now."""
         context = self._context()
         topic = find_topic(context, "t")
-        for _ in range(24):
-            context.clock.sleep(self.random.uniform(0, 1))
+        for _ in range(48):
+            context.clock.sleep(self.random.uniform(0, 0.5))
             partition, to = self.random.randrange(PARTITIONS), self.random.randrange(EVENTS)
             self.ledger.seek("m", topic.incarnation, partition, to)
             with contextlib.suppress(*self.passing, InvalidError, NotFoundError):
@@ -121,8 +121,8 @@ class RebalanceWorld(ClientsWorld):
         """Deletes a consumer, and reads a little under its name."""
         context = self._context()
         topic = find_topic(context, "t")
-        for _ in range(12):
-            context.clock.sleep(self.random.uniform(0, 1))
+        for _ in range(24):
+            context.clock.sleep(self.random.uniform(0, 0.5))
             with contextlib.suppress(*self.passing, FencedError, InvalidError, NotFoundError):
                 delete_consumer(context, topic, "m", force=True)
             with contextlib.suppress(*self.passing, FencedError, InvalidError, NotFoundError):
