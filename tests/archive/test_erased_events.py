@@ -292,7 +292,7 @@ def test_erasure_at_any_step_of_a_backfill_leaves_nothing(
 
 
 def test_range_with_a_transform_counts_what_it_leaves_out(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both halves of a Spark task, in this process: the transform never sees erased events."""
     fill(home)
@@ -304,6 +304,7 @@ def test_range_with_a_transform_counts_what_it_leaves_out(
 
     context = SimpleNamespace(taskAttemptId=lambda: 7)
     monkeypatch.setattr(workers, "_context", lambda: context)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))  # as Spark does for its workers
     numbers = iter([pa.record_batch([pa.array([0])], ["id"])])
     given = list(workers._read([pickle.dumps(task)], None, numbers))
     assert [each for batch in given for each in batch.column("offset").to_pylist()] == [0, 1, 2, 4]
