@@ -63,8 +63,8 @@ class TopicCalls(ABC):
     ) -> Topic:
         """Create a topic and return it; its partitions are fixed for good.
 
-        ``slot`` is the resolution of the index by time. ``notify`` are URLs that are told of new
-        events, at most once in ``max_latency_ms`` for a partition. ``who`` is for the audit.
+        ``slot`` is how finely the index by time is divided. New events are announced to the URLs in
+        ``notify``, at most once in ``max_latency_ms`` for a partition. ``who`` is for the audit.
         Raises ``AlreadyExistsError``.
 
         >>> home.create_topic("clicks", partitions=4).partitions

@@ -234,7 +234,7 @@ class DeletedOffsets:
     partition: int
     first: int
     last: int
-    mark: KnownAmendment | None = None  # None: nothing but the audit tells of it any more
+    mark: KnownAmendment | None = None  # None: only the audit still records it
 
     @property
     def count(self) -> int:

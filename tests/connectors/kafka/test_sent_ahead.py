@@ -178,4 +178,4 @@ def test_playback_whose_number_is_forgotten_does_not_repeat_its_last_lot(
     kafka.open_kafka_playback(address, replace(begun, resumed=True))  # its last lot is out
     group.number = None
     kafka.open_kafka_playback(address, replace(begun, name=None))
-    assert group.number is None, "nobody resumes it"
+    assert group.number is None, "a playback without a name has no number"
