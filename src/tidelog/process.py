@@ -24,10 +24,11 @@ another thread held. So fork only while no other thread works, or use ``spawn``.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -44,6 +45,8 @@ __all__ = [
     "create_folder",
     "match_owner",
 ]
+
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def check_process(opened_in: int, what: str) -> None:
@@ -206,27 +209,78 @@ def create_file(path: Path, flags: int, like: Path, mode: int = 0o644) -> int:
     flags |= os.O_CLOEXEC
     with contextlib.suppress(FileNotFoundError):
         return os.open(path, flags)
-    try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
-    except FileExistsError:  # another process was faster, or it is a link to a missing file
+    if not _gives_away(like):
         return os.open(path, flags | os.O_CREAT, mode)
-    match_owner(descriptor, like)
+    fresh = _fresh_name(path)
+    descriptor = os.open(fresh, flags | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        match_owner(descriptor, like)
+        os.link(fresh, path)
+    except FileExistsError:  # another process was faster, or it is a link to a missing file
+        os.close(descriptor)
+        return os.open(path, flags | os.O_CREAT, mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    finally:
+        os.unlink(fresh)
     return descriptor
 
 
 def create_folder(folder: Path) -> None:
     """Creates a folder if there is none; as root, for the owner of the folder that it is in."""
-    try:
-        os.mkdir(folder)
-    except FileExistsError:
+    if not _gives_away(folder.parent):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
         return
-    with contextlib.suppress(OSError):  # best effort, and never through a link
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(folder, flags)
+    if os.path.lexists(folder):
+        return
+    with _locked_folder(folder.parent):  # a rename would replace a folder that another has created
+        if os.path.lexists(folder):
+            return
+        fresh = _fresh_name(folder)
+        os.mkdir(fresh)
         try:
-            match_owner(descriptor, folder.parent)
-        finally:
-            os.close(descriptor)
+            with contextlib.suppress(OSError):  # best effort, and never through a link
+                descriptor = os.open(fresh, _FOLDER_FLAGS | os.O_NOFOLLOW)
+                try:
+                    match_owner(descriptor, folder.parent)
+                finally:
+                    os.close(descriptor)
+            os.rename(fresh, folder)
+        except BaseException:
+            os.rmdir(fresh)
+            raise
+
+
+@contextlib.contextmanager
+def _locked_folder(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, _FOLDER_FLAGS)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # even if a forked child has a copy
+        os.close(descriptor)
+
+
+def _gives_away(like: Path) -> bool:
+    """Returns whether what is created gets another owner than this process."""
+    if os.geteuid() != 0:
+        return False
+    with contextlib.suppress(OSError):
+        wanted = os.stat(like)
+        return (wanted.st_uid, wanted.st_gid) != (0, os.getegid())
+    return False
+
+
+def _fresh_name(path: Path) -> Path:
+    """Names what root creates until it has its owner.
+
+    A second thread or process that finds a file or folder creates its own for the same owner, as
+    SQLite does with its log. So the owner must be right when the final name appears.
+    """
+    return path.with_name(f".{path.name}-{os.urandom(8).hex()}")
 
 
 def match_owner(created: int, like: Path) -> None:
