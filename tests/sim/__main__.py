@@ -41,6 +41,7 @@ from tests.sim.playback_world import PlaybackWorld
 from tests.sim.rebalance import RebalanceWorld
 from tests.sim.recreate_world import RecreateWorld
 from tests.sim.rollback_world import RollbackWorld
+from tests.sim.signals_world import SignalsWorld
 from tests.sim.staged_world import StagedWorld
 from tests.sim.tasks_world import TasksWorld
 from tests.sim.world import World
@@ -61,6 +62,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "lossy": LossyWorld,
     "readers": ReadersWorld,
     "keys": KeysWorld,
+    "signals": SignalsWorld,
     "denied": DeniedWorld,
     "members": RebalanceWorld,
     "topics": LifecycleWorld,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -12,9 +12,11 @@ from tidelog.context import Context
 from tidelog.coordination.members import Member
 from tidelog.errors import UnknownOutcomeError
 from tidelog.log.consumer import delete as consumers
+from tidelog.log.consumer import handler
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.leases import Lease, LeaseReader, Leases
-from tidelog.log.producer.flush import FlushFailure, FlushFailures, SendFuture
+from tidelog.log.consumer.leases import Lease, LeaseReader, Leases, all_or_nothing
+from tidelog.log.producer.flush import Flush, FlushFailure, FlushFailures, SendFuture
+from tidelog.log.producer.producer import Producer
 from tidelog.model import layout
 from tidelog.model.event import Event, Position
 from tidelog.model.partition_rows import encode_row
@@ -33,6 +35,9 @@ __all__ = [
     "no_check_of_a_consumer",
     "release_without_version",
     "result_tells_the_flush",
+    "run_without_putting_back",
+    "seal_when_started",
+    "undo_after_errors",
     "yield_all",
 ]
 
@@ -148,3 +153,40 @@ def beat_whatever(self: Leases) -> bool:
     with contextlib.suppress(UnknownOutcomeError):
         self._context.catalog.write(self._members, change, write_id=self._context.ids.new())
     return True
+
+
+_run = handler.run
+
+
+def run_without_putting_back(
+    consumer: Consumer,
+    handle: handler.Handler,
+    how: handler.HandlerOptions,
+    all_or_nothing: Callable[[], contextlib.AbstractContextManager[None]],
+) -> int:
+    """Handles polled events; an interrupted run passes over those that it has not handled."""
+    return _run(consumer, handle, how, contextlib.nullcontext)
+
+
+@contextlib.contextmanager
+def undo_after_errors(readers: dict[int, LeaseReader]) -> Iterator[None]:
+    """Delivers again what a poll has read if it failed, but not if it was interrupted."""
+    undo = all_or_nothing(readers)
+    undo.__enter__()
+    try:
+        yield
+    except Exception as exc:
+        undo.__exit__(type(exc), exc, None)
+        raise
+    except BaseException:
+        undo.__exit__(None, None, None)
+        raise
+    else:
+        undo.__exit__(None, None, None)
+
+
+def seal_when_started(self: Producer) -> None:
+    """Takes a new flush after the start of the old one, unless that was interrupted."""
+    if self._open.pending:
+        self._uploader.start(self._open)
+        self._open = Flush(self._topic.name)

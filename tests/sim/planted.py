@@ -24,6 +24,7 @@ from tests.sim.clients_worlds import KeysWorld, ReadersWorld
 from tests.sim.lifecycle import LifecycleWorld
 from tests.sim.rebalance import RebalanceWorld
 from tests.sim.rollback_world import LastCommitWorld, RollbackWorld
+from tests.sim.signals_world import SignalsWorld
 from tests.sim.stale import check_kind
 from tests.sim.world import Parts, World
 from tidelog.catalog import update as settling
@@ -47,7 +48,7 @@ from tidelog.log import partition_reader as read
 from tidelog.log import readers, topics
 from tidelog.log.consumer import consumer as consumer_module
 from tidelog.log.consumer import delete as consumers
-from tidelog.log.consumer import move
+from tidelog.log.consumer import handler, move
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Lease, Leases, read_lease
 from tidelog.log.ledger import Copier
@@ -483,6 +484,7 @@ def _in(world: type[SimWorld], breaks: str, *patches: tuple[Any, str, Any]) -> B
 _clients = partial(_in, ClientsWorld)
 _readers = partial(_in, ReadersWorld)
 _keys = partial(_in, KeysWorld)
+_signals = partial(_in, SignalsWorld)
 _topics = partial(_in, LifecycleWorld)
 _rollback = partial(_in, RollbackWorld)
 _last_commit = partial(_in, LastCommitWorld)
@@ -539,6 +541,13 @@ BUGS: dict[str, Bug] = {
     "commit passes the rest of a loop": _lossy(
         "P3", (consumer_module, "one_by_one", wrong.yield_all)
     ),
+    "interrupted run passes events": _signals(
+        "P3", (handler, "run", wrong.run_without_putting_back)
+    ),
+    "interrupted poll passes events": _signals(
+        "P3", (consumer_module, "all_or_nothing", wrong.undo_after_errors)
+    ),
+    "interrupted start of a flush": _signals("P1", (Producer, "_seal", wrong.seal_when_started)),
     "doubled release of a lease": _members(
         "P3", (Leases, "release", wrong.release_without_version)
     ),

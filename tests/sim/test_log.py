@@ -18,11 +18,14 @@ SEEDS = {
     "clients": 60,
     "lossy": 20,
     "denied": 20,
+    "signals": 20,
     "topics": 40,
     "members": 20,
     "rollback": 40,
 }
-LISTS = [w for w in SEEDS if w not in ("lossy", "denied", "members")]  # those have no sweeper
+LISTS = [
+    w for w in SEEDS if w not in ("lossy", "denied", "signals", "members")
+]  # those are smaller
 
 
 @pytest.mark.parametrize("block", rounds(4, every=2))

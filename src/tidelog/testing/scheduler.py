@@ -11,6 +11,9 @@ whatever it tries on the way out fails the same way. Actors may belong to an :cl
 real lock across a call to the world: another actor that wants it would block the one thread
 forever. :mod:`tidelog.testing.threads` replaces those locks.
 
+An actor with an ``interrupt_rate`` is a main thread whose signal handler raises: now and then
+``KeyboardInterrupt`` is raised in it where it waits or meets the world.
+
 Its clock moves only on request, and its ids repeat from a seed.
 """
 
@@ -18,7 +21,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import greenlet
@@ -87,6 +91,7 @@ class Actor:
     killed: bool = False
     error: Exception | None = None
     steps: int = field(default=0)
+    interrupt_rate: float = 0.0
     label: str = "not started"
     on_end: list[Callable[[], None]] = field(default_factory=list)
 
@@ -172,6 +177,19 @@ class Scheduler:
     def unpark(self, actor: Actor) -> None:
         """Lets a parked actor continue when the seed picks it."""
         actor.wakes_at_s = min(actor.wakes_at_s, self._time.monotonic_s())
+
+    @contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        """Raises no ``KeyboardInterrupt`` in the current actor while the body runs."""
+        actor = self._current
+        rate = 0.0 if actor is None else actor.interrupt_rate
+        if actor is not None:
+            actor.interrupt_rate = 0.0
+        try:
+            yield
+        finally:
+            if actor is not None:
+                actor.interrupt_rate = rate
 
     def step(self) -> Actor | None:
         """Lets one actor take one step. Returns None when all are done."""
@@ -267,6 +285,8 @@ class Scheduler:
         actor.wakes_at_s = self._time.monotonic_s() + seconds
         self._main.switch()
         self._die_if_killed(actor)
+        if actor.interrupt_rate and self.random.random() < actor.interrupt_rate:
+            raise KeyboardInterrupt
 
     def _die_if_killed(self, actor: Actor) -> None:
         if actor.killed:

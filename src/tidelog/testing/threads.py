@@ -267,7 +267,9 @@ class _Lock:
         return count
 
     def acquire_all(self, count: int) -> None:
-        self.acquire()
+        """Acquires it again after :meth:`release_all`. As in Python, no signal interrupts that."""
+        with self._threads.scheduler.uninterrupted():
+            self.acquire()
         self._count = count
 
 
