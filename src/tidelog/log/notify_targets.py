@@ -9,7 +9,7 @@ environment. A target sends any struct as JSON: archives use the same targets fo
   success; 408, 425, 429 and 5xx may be temporary. Redirects are not followed, and proxies not used.
   The whole answer must arrive within a few seconds. With ``TIDELOG_NOTIFY_SECRET`` in the
   environment, ``Tidelog-Signature: t=SECONDS,v1=HEX`` signs ``SECONDS.BODY`` by HMAC-SHA256.
-  Addresses of this machine and of its link (loopback, link-local, unspecified) are refused at the
+  Addresses of this machine, of its link, and of the metadata of clouds are refused at the
   connection, whatever name leads there, unless ``TIDELOG_NOTIFY_LOCAL`` is 1.
 - ``sns:arn:aws:sns:REGION:ACCOUNT:NAME?endpoint=…``: the same JSON as the message. Credentials come
   from the environment, or from the SDK's own chain.
@@ -62,6 +62,22 @@ _PASSING_CODES = {  # of AWS: new credentials are on their way, or a function is
     "RequestExpired",
     "ResourceConflictException",
 }
+_IPV4_AT_END = tuple(  # networks of IPv6 whose addresses lead to one of IPv4
+    map(ipaddress.ip_network, ("::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"))
+)
+_NEVER_A_WEBHOOK = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "0.0.0.0/8",  # this machine, to some systems
+            "100.100.100.200/32",  # metadata of Alibaba Cloud
+            "168.63.129.16/32",  # the same of Azure
+            "192.0.0.0/24",  # of Oracle Cloud
+            "fd00:ec2::/32",  # of AWS, by IPv6
+            "fd20:ce::254/128",  # of Google Cloud, by IPv6
+        ),
+    )
+)
 _ARNS = {
     "sns": re.compile(r"arn:aws[a-z-]*:sns:([a-z0-9-]+):[0-9]{12}:[A-Za-z0-9_-]{1,256}"),
     "lambda": re.compile(
@@ -185,7 +201,8 @@ class WebhookTarget:
         for family, kind, protocol, _name, place in found:
             if not self._local and _is_local(str(place[0])):
                 raise InvalidError(
-                    f"{self._name}: is an address of this machine or its link: give another one, "
+                    f"{self._name}: is an address of this machine, its link or its cloud's "
+                    "metadata: give another one, "
                     "or set TIDELOG_NOTIFY_LOCAL=1"
                 )
             left_s = until_s - self._clock.monotonic_s()
@@ -337,9 +354,15 @@ def _addresses(address: tuple[str, int], timeout_s: float) -> list[Any]:
 
 
 def _is_local(address: str) -> bool:
+    """Returns whether an address is of this machine, of its link, or of the cloud it runs in."""
+    found: ipaddress.IPv4Address | ipaddress.IPv6Address
     found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None)
-    found = mapped or found
+    if isinstance(found, ipaddress.IPv6Address):  # one of IPv4 may be in it
+        is_at_end = any(found in network for network in _IPV4_AT_END)
+        inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if is_at_end else found.sixtofour
+        found = inner or found
+    if any(found in network for network in _NEVER_A_WEBHOOK):
+        return True
     return found.is_loopback or found.is_link_local or found.is_unspecified or found.is_multicast
 
 

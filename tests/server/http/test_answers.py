@@ -65,17 +65,22 @@ def test_the_access_log_has_each_request_and_no_token(tmp_path: Path) -> None:
         served.client.get(f"/track/t.gif?token={pixel}&a=1")
         served.client.get("/topics/%1b%5b2J%0a")
         served.client.get("/topics", headers={"x-request-id": "bad id!"})
+        served.client.get("/%C2%9B2J%E2%80%AE%7F%F3%A0%80%81")
         for method in ("GET", "PATCH"):
             served.client.request(method, "/topics/t/ids/person%40example")
+        for path in (b"//topics/t/ids/person", b"/v1/topics/t/IDs/person", b"/t/ids;person"):
+            ask(served.address, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
     text = log.read_text()
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert read not in text
     assert pixel not in text
-    assert "\x1b" not in text
+    assert text.replace("\n", "").isprintable(), "what a terminal would obey"
     assert "person" not in text, "an id may be personal data, and outlive its erasure here"
     rows = [json.loads(line) for line in text.splitlines()]
-    assert [row["status"] for row in rows] == [200, 200, 401, 401, 401, 405]
-    assert [row["path"] for row in rows[-2:]] == ["/topics/t/ids/*"] * 2
+    assert [row["status"] for row in rows] == [200, 200, 401, 401, 404, 401, 405, 404, 404, 404]
+    assert rows[4]["path"] == "/\x9b2J\u202e\x7f\U000e0001"
+    assert [row["path"] for row in rows[5:7]] == ["/topics/t/ids/*"] * 2
+    assert [row["path"] for row in rows[8:]] == ["/v1/topics/t/IDs/*", "/t/ids*"]
     assert rows[0]["id"] == "from-proxy-1"
     assert rows[0]["client"] == "9.9.9.9"
     assert rows[0]["token"] == read.split("_")[1]

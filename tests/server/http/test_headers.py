@@ -145,6 +145,18 @@ def test_changes_on_a_condition_are_refused(shared: Served) -> None:
     assert shared.client.get("/topics/t/ids/c").json()["value"] == "first"
 
 
+def test_an_id_with_a_hash_sign_never_changes_another_event(shared: Served) -> None:
+    """What follows a `#` is dropped by the parser, so the rest would be another id."""
+    for given in ("order", "order#17"):
+        shared.post({"value": "first", "id": given})
+    for method in (b"DELETE", b"PUT", b"GET"):
+        asked = b" /topics/t/ids/order#17 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx"
+        answer = ask(shared.address, method + asked)
+        assert (status(answer), b"%23" in answer) == (400, True)
+    for given in ("order", "order%2317"):
+        assert shared.client.get(f"/topics/t/ids/{given}").json()["value"] == "first"
+
+
 def test_host_of_an_absolute_url_counts(shared: Served) -> None:
     asked = b"GET http://%s/topics HTTP/1.1\r\nHost: %s\r\n\r\n"
     assert status(ask(shared.address, asked % (b"localhost", b"elsewhere.example"))) == 200

@@ -45,7 +45,13 @@ from tidelog.server.http.errors import (
     encode,
 )
 from tidelog.server.http.limits import client_of
-from tidelog.server.http.request import PIECE_BYTES, Bodies, framing_problem, with_authority
+from tidelog.server.http.request import (
+    PIECE_BYTES,
+    Bodies,
+    framing_problem,
+    target_problem,
+    with_authority,
+)
 
 __all__ = [
     "HEAD_TOO_LARGE",
@@ -240,7 +246,9 @@ class Connection(HttpToolsProtocol):
             self._refuse(503, "unavailable", _FULL)
             return
         version = self.parser.get_http_version()
-        problem = framing_problem(version, self.headers, self.parser.should_upgrade())
+        problem = target_problem(self.url) or framing_problem(
+            version, self.headers, self.parser.should_upgrade()
+        )
         if problem:
             self._refuse(400, InvalidError.kind, problem)
             return

@@ -21,6 +21,7 @@ loses is the last minute.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sys
@@ -218,10 +219,16 @@ def _visible(char: str) -> str:
     return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
 
 
+def _json_visible(char: str) -> str:
+    """Returns the same for a character of a JSON string, which stays one."""
+    return char if char.isprintable() else json.dumps(char)[1:-1].replace("\x7f", "\\u007f")
+
+
 _LINES_MAX = 20_000  # that wait to be written
 _EVERY_S = 0.2
 _PATH_MAX = 500  # characters
 _IDS = re.compile(r"^(/topics/[^/]*/ids/)[\s\S]*")
+_LIKE_IDS = re.compile(r"(\bids\b/?)[\s\S]+", re.IGNORECASE)  # in a path that leads nowhere
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -270,10 +277,12 @@ class AccessLog:
 
     def _line(self, fields: dict[str, Any]) -> bytes:
         at = to_iso(fields.pop("at_ms"))
-        fields["path"] = _IDS.sub(r"\1*", fields["path"])
+        ids = _LIKE_IDS if fields["operation"] == "none" else _IDS
+        fields["path"] = ids.sub(r"\1*", fields["path"])
         dropped, self._dropped = self._dropped, 0
         more = {"dropped": dropped} if dropped else {}
-        return msgspec.json.encode({"time": at, **fields, **more}) + b"\n"
+        line = msgspec.json.encode({"time": at, **fields, **more}).decode()
+        return "".join(map(_json_visible, line)).encode() + b"\n"
 
     def _write(self, lines: list[bytes]) -> None:
         if self._path == "-":

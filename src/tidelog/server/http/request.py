@@ -63,6 +63,7 @@ __all__ = [
     "headers_of",
     "inflate",
     "is_encoded",
+    "target_problem",
     "with_authority",
 ]
 
@@ -310,6 +311,14 @@ class WholeRoute(Route):
     def __init__(self, path: str, endpoint: Callable[..., Any], *, methods: list[str]) -> None:
         super().__init__(path, endpoint, methods=methods)
         self.path_regex = _pattern(path)
+
+
+def target_problem(url: bytes) -> str:
+    """Returns why a request's URL names nothing; empty if it may.
+
+    The parser drops what follows a ``#``, and the rest would be the id of another event.
+    """
+    return "request: its URL has a `#`: write it as %23" if b"#" in url else ""
 
 
 def framing_problem(version: str, headers: Sequence[Pair], upgrades: bool) -> str:
