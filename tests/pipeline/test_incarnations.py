@@ -41,10 +41,11 @@ def offsets(folder: Path, name: str, generation: int) -> list[int]:
     return [row[0] for row in found.fetchall()]
 
 
-def make_again(home: Home, events: int) -> None:
+def make_again(home: Home, events: int, partitions: int = 1) -> None:
     home.delete_topic("t", past_readers=True)
-    home.create_topic("t", 1)
-    home.append("t", [Event(b"other")] * events, partition=0)
+    home.create_topic("t", partitions)
+    for partition in range(partitions):
+        home.append("t", [Event(b"other")] * events, partition=partition)
 
 
 def head_of(home: Home, name: str) -> Progress:
@@ -147,6 +148,52 @@ def test_run_drains_a_partition_that_begins_again(home: Home, tmp_path: Path) ->
         run(home, "d")
     assert run(home, "d", accept_loss=True) == 7
     assert offsets(tmp_path, "d", 1) == list(range(7))
+
+
+@pytest.mark.parametrize("accepts_first", [True, False])
+def test_new_partitions_of_a_topic_that_was_made_again_are_not_read(
+    home: Home, tmp_path: Path, accepts_first: bool
+) -> None:
+    home.create_topic("copy", 1)
+    fill(home, range(10))
+    archive = home.archives.create("d", source="topic:t")
+    pump = home.pumps.create("p", source="topic:t", topic="copy")
+    for each in (archive, pump):
+        each.run()
+    make_again(home, 7, partitions=3)
+    for each in (archive, pump):
+        with pytest.raises(RemadeError):
+            each.run()
+        assert not accepts_first or each.run(accept_loss=True).events == 0
+    archive.backfill(codec="gzip")
+    archive.promote()
+    assert archive.run(accept_loss=True).events == 0
+    accounts = [each.account for each in archive.status().partitions]
+    assert [(each.archived, [gap.reason for gap in each.gaps]) for each in accounts] == [
+        (10, ["remade"]),
+        (0, ["remade"]),
+        (0, ["remade"]),
+    ]
+    assert offsets(tmp_path, "d", 2) == list(range(10))
+    assert len(list(home.read("copy"))) == 10
+
+
+def test_partition_without_events_does_not_begin_again_in_a_topic_that_was_made_again(
+    home: Home,
+) -> None:
+    home.create_topic("two", 2)
+    home.append("two", [Event(b"old")] * 3, partition=1)
+    archive = home.archives.create("d", source="topic:two")
+    archive.run()
+    home.delete_topic("two", past_readers=True)
+    home.create_topic("two", 2)
+    home.append("two", [Event(b"other")] * 5, partition=0)
+    with pytest.raises(RemadeError):
+        archive.run()
+    assert archive.run(accept_loss=True).events == 0
+    assert archive.run().events == 0
+    values = [value for batch in archive.read() for value in batch.column("value").to_pylist()]
+    assert values == [b"old"] * 3
 
 
 def test_generation_of_columns_takes_nothing_of_a_topic_that_was_made_again(home: Home) -> None:

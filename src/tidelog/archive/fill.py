@@ -90,6 +90,7 @@ from tidelog.errors import InvalidError, NotFoundError, TidelogError, Unavailabl
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import ListedPartition
 from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader, CompletedReader
+from tidelog.pipeline.remade import without_remade
 from tidelog.pipeline.source_partitions import read_known, tracking_pipeline
 
 __all__ = [
@@ -272,8 +273,6 @@ class FillSource:
             return max(0, int(end) - int(start))
         return self._old.count(start, end)
 
-    # Internals.
-
     def _known_of(self, partition: SourcePartition) -> _FillPartition:
         if partition not in self._known:
             self._known[partition] = self._look(partition, self._held().get(partition))
@@ -345,9 +344,9 @@ class FillSource:
             return {}  # the topic was deleted: the archive's files are all there is
         own = [each for each in there if not self._given or each.topic in self._topics]
         self._errors = {}
-        bounds = bounds_apart(self._source, own, self._errors)
-        is_new = self._given and not self._known
-        if is_new:
+        there_now = bounds_apart(self._source, own, self._errors)
+        bounds = without_remade(self._context, self._archive.pipeline(), there_now)
+        if self._given and not self._known:
             self._unknown = {each for each, b in bounds.items() if not b.incarnation}
         return {each: b for each, b in bounds.items() if are_offsets(b.first, b.end)}
 

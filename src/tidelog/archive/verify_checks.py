@@ -314,8 +314,9 @@ class SourceCheck:
         if held is not None and self._is_another(held, head):
             what = f"the source ends at {held.end}, and {head.position} is committed: it is another"
             do = (
-                f"`tidelog archive run {self._archive} --accept-loss` records that the old one "
-                "ended and continues with this one; or create a new archive of the present source"
+                "create a new archive for the present source, then run "
+                f"`tidelog archive run {self._archive} --accept-loss`, which records that this one "
+                "ends there"
             )
             yield Problem("source", partition, what, do)
 

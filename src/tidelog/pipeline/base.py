@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from tidelog.connectors.source import (
     SourceRange,
     missing_in,
 )
+from tidelog.context import Context
 from tidelog.errors import (
     FencedError,
     InternalError,
@@ -35,6 +37,7 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
+from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import (
     Aside,
     Commit,
@@ -66,6 +69,7 @@ __all__ = [
     "claimed_head",
     "closed_error",
     "commit_of",
+    "explained",
     "frozen",
     "head_error",
     "is_idle",
@@ -426,6 +430,23 @@ def head_error(pipeline: str, track: Track, head: Progress | None) -> TidelogErr
         "read again",
         partition=partition,
     )
+
+
+def explained(context: Context, pipeline: str, track: Track, error: TidelogError) -> TidelogError:
+    """Returns the error, or that a promote or another driver has the partition, if so.
+
+    If another driver has it, files that it published or deleted are not damage. An error that says
+    by its kind that it passes, or that a person must decide, is returned as it is.
+    """
+    if isinstance(error, UnavailableError) or error.kind in ("lost", "remade"):
+        return error
+    with contextlib.suppress(TidelogError):
+        row = context.catalog.get(track.where, "head")
+        if row is None or row.version != track.head_version:
+            head = decode_row(row.value, Progress, track.where) if row is not None else None
+            return head_error(pipeline, track, head)
+    # Until its rows show that, no partition counts as another driver's.
+    return head_error(pipeline, track, track.head) if isinstance(error, ClaimedError) else error
 
 
 def frozen(pipeline: str, partition: str) -> FrozenError:

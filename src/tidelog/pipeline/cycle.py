@@ -103,13 +103,14 @@ from tidelog.pipeline.base import (
     claimed_head,
     closed_error,
     commit_of,
-    head_error,
+    explained,
     is_idle,
     manifest_of,
     missing_from,
 )
 from tidelog.pipeline.failures import (
     LostError,
+    begun_head,
     check_gaps,
     committed_head,
     ended_head,
@@ -119,6 +120,7 @@ from tidelog.pipeline.failures import (
 )
 from tidelog.pipeline.lost_ranges import SettingAside, late_manifests
 from tidelog.pipeline.ranges import check_plan, choose_cuts, discard_staged, end_before, plan_tasks
+from tidelog.pipeline.remade import TopicHeads, remade_topic
 from tidelog.store.base import put_same
 
 __all__ = ["CLAIM_RETRIES", "Cycle", "CycleReport", "LostError", "Track"]
@@ -161,6 +163,7 @@ class Cycle:
         self._stale: set[SourcePartition] = set()
         self._maybe_claimed: set[SourcePartition] = set()  # they may be ours: a reply was lost
         self._looked: set[SourcePartition] = set()  # for ranges that the catalog lost
+        self._heads = TopicHeads(context, pipeline.id)
 
     def claim(
         self, partition: SourcePartition, begin: Begin, incarnation: str = "", note: bytes = b""
@@ -273,6 +276,7 @@ class Cycle:
         what was done, a range of each partition at most, while the next ones are read.
         """
         whole, report = CycleReport(), CycleReport()
+        self._heads.forget()
         tasks: list[Task] = []
         for track in list(self._tracks.values()):
             if track.partition in self._stale or track.head.ended:
@@ -280,7 +284,7 @@ class Cycle:
             with self._contain_errors(track, report):
                 if track.intent is None or not track.intent.manifest:
                     held = bounds.get(track.partition)
-                    if held is not None and self._end_if_recreated(track, held):
+                    if held and self._end_if_recreated(track, held, track.partition in limits):
                         report.ended.add(track.partition)
                         continue
                     self._set_aside(track, report)
@@ -372,12 +376,24 @@ class Cycle:
         listed = ListedPartition(partition.text, seen_ms=self._context.clock.now_ms())
         list_partitions(self._context, self._pipeline.id, [listed])
 
-    def _end_if_recreated(self, track: Track, held: Bounds) -> bool:
-        """Ends a recreated source partition, or begins it again, if accepted; returns whether."""
+    def _end_if_recreated(self, track: Track, held: Bounds, is_due: bool) -> bool:
+        """Ends a recreated source partition, or begins it again, if accepted; returns whether.
+
+        It only begins again if nothing was read of its whole topic before that was recreated.
+        """
         source, now_ms = self._pipeline.source, self._context.clock.now_ms()
         now = remade_bounds(track.partition, track.head, held, source, self._accept_loss)
+        ends = bool(track.head.totals.commits)
+        if not ends and (is_due or now is not None):
+            own = {each: one.head for each, one in self._tracks.items()}
+            others = self._heads.with_commits(track.partition.topic, own)
+            error = remade_topic(track.partition, track.head, now or held, others, source)
+            if error is not None and not self._accept_loss:
+                raise error
+            now, ends = (now or held, True) if error is not None else (now, False)
         if now is not None:
-            self._accept(track, ended_head(track.partition, track.head, now, source, now_ms))
+            head = ended_head(track.partition, track.head, source, now_ms)
+            self._accept(track, head if ends else begun_head(track.head, now, now_ms))
         return now is not None
 
     def renew(self, partition: SourcePartition, note: bytes) -> None:
@@ -575,26 +591,10 @@ class Cycle:
             yield
         except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
             what = f"source partition `{track.partition.text}`"
-            error = self._explain(track, unexpected(what, exc))
+            error = explained(self._context, self._pipeline.name, track, unexpected(what, exc))
             if isinstance(error, ClaimedError):
                 self._drop(track.partition)
                 report.taken.add(track.partition)
             else:
                 report.errors[track.partition] = error
                 self._stale.add(track.partition)
-
-    def _explain(self, track: Track, error: TidelogError) -> TidelogError:
-        """Returns the error, or that a promote or another driver has the partition, if so.
-
-        If another driver has it, files that it published or deleted are not damage.
-        """
-        if isinstance(error, (LostError, UnavailableError)):
-            return error
-        name = self._pipeline.name
-        with contextlib.suppress(TidelogError):
-            row = self._context.catalog.get(track.where, "head")
-            if row is None or row.version != track.head_version:
-                head = decode_row(row.value, Progress, track.where) if row is not None else None
-                return head_error(name, track, head)
-        # Until its rows show that, no partition counts as another driver's.
-        return head_error(name, track, track.head) if isinstance(error, ClaimedError) else error

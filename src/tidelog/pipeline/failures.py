@@ -18,7 +18,7 @@ by which a proof of its erasure recognizes the row (``quoted_event``).
 A source partition that was deleted and created again is another sequence of events. None of it goes
 into an archive that has events of the old one. It is an error of that partition until a person
 accepts it (``--accept-loss``). Then the head says that the partition has ended; or it begins again,
-if nothing of the old one was ever committed.
+if nothing of the old topic was ever committed (``remade``).
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ __all__ = [
     "LostError",
     "PipelineFailures",
     "RemadeError",
+    "begun_head",
     "check_gaps",
     "close_failures",
     "committed_head",
@@ -309,29 +310,32 @@ def lost_before(
     return lost
 
 
-def ended_head(
-    partition: SourcePartition, head: Progress, bounds: Bounds, source: Source, now_ms: int
-) -> Progress:
-    """Returns the head of a recreated source partition, as a person accepted.
+def ended_head(partition: SourcePartition, head: Progress, source: Source, now_ms: int) -> Progress:
+    """Returns the head of a recreated source partition that ends, as a person accepted.
 
-    It has ended if anything was committed; otherwise it begins again. The gap after the position
-    reaches to where the old one ended, if the source knows that.
+    The gap after the position reaches to where the old one ended, if the source knows that.
     """
     end = source.ended_at(partition, head.incarnation) if isinstance(source, KnowsEnds) else ""
-    totals = msgspec.structs.replace(head.totals, lost=head.totals.lost + 1, lost_ms=now_ms)
     until = end if end and head.totals.commits else head.position
-    gaps = joined_gaps(head.gaps, (Gap(head.position, until, "remade"),))
-    if head.totals.commits:
-        return msgspec.structs.replace(head, ended="remade", totals=totals, gaps=gaps)
+    return msgspec.structs.replace(_remade_head(head, until, now_ms), ended="remade")
+
+
+def begun_head(head: Progress, bounds: Bounds, now_ms: int) -> Progress:
+    """Returns the head of a recreated source partition that begins again, as a person accepted."""
     return msgspec.structs.replace(
-        head,
+        _remade_head(head, head.position, now_ms),
         position=bounds.first,
         incarnation=bounds.incarnation,
         begin=Begin(bounds.first, bounds.begins, now_ms),
         note=b"",
-        totals=totals,
-        gaps=gaps,
     )
+
+
+def _remade_head(head: Progress, until: str, now_ms: int) -> Progress:
+    """Returns a head with the gap of a recreated source partition."""
+    totals = msgspec.structs.replace(head.totals, lost=head.totals.lost + 1, lost_ms=now_ms)
+    gaps = joined_gaps(head.gaps, (Gap(head.position, until, "remade"),))
+    return msgspec.structs.replace(head, totals=totals, gaps=gaps)
 
 
 def vanished_head(head: Progress, end: str, now_ms: int) -> Progress:
