@@ -136,16 +136,16 @@ def driver_options(
 def run_pipeline(
     context: Context, pipeline: Pipeline, how: DriverOptions, result: RunResult | None = None
 ) -> RunResult:
-    """Drive a pipeline until it is drained or told to stop; returns what was done, in ``result``.
+    """Drives a pipeline until it is drained or stopped; returns what was done, in ``result``.
 
-    ``FencedError`` when another driver has stopped it.
+    Raises ``FencedError`` if another driver has stopped it.
     """
     done = RunResult() if result is None else result
-    told = how.on_cycle
+    on_cycle_given = how.on_cycle
 
     def on_cycle(report: CycleReport) -> None:
         done.add(report)
-        told(report)
+        on_cycle_given(report)
 
     how.on_cycle = on_cycle
     done.events += Driver(context, pipeline, how).run()
@@ -183,13 +183,14 @@ class Pumps:
         topic: str,
         transform: str = "",
         partition: Literal["key", "same"] = "key",
+        who: str = "",
         **fields: Unpack[PumpFields],
     ) -> PumpHandle:
         """Return a pump from a source into a topic, created if it is new.
 
         Its name follows from source and topic unless one is given. The topic must exist.
-        ``partition`` chooses partitions by key, or keeps the source's numbers. Raises
-        ``InvalidError`` if the pump exists with other settings.
+        ``partition`` chooses partitions by key, or keeps the source's numbers. ``who`` is for the
+        audit. Raises ``InvalidError`` if the pump exists with other settings.
 
         >>> _ = home.create_topic("copies")
         >>> home.pumps.create("copy", source="topic:orders", topic="copies").run().events
@@ -203,7 +204,11 @@ class Pumps:
             fields.get("time_field", ""),
         )
         wanted = PumpOptions(source, topic, name, paths, transform, partition)
-        opened = open_pump(self._context, wanted, LocalWorkers())
+
+        def record(name: str) -> None:
+            record_action(self._context, "pump create", f"pump {name}", f"into topic {topic}", who)
+
+        opened = open_pump(self._context, wanted, LocalWorkers(), record)
         return PumpHandle(self._context, find_pipeline(self._context, opened.name), opened)
 
     def get(self, name: str) -> PumpHandle:

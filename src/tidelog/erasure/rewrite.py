@@ -298,9 +298,7 @@ class PartitionRewriter:
         self._pipeline = pipeline
         self._partition = partition
         self._where = layout.pipeline_partition(pipeline, partition)
-        self._without_events: set[str] = (
-            set()
-        )  # manifests of ranges that hold nothing, as tasks found
+        self._without_events: set[str] = set()  # manifests of ranges in which tasks found nothing
         self._staged: dict[str, dict[str, FileEntry]] = {}  # by tasks, by future manifest
         self._replaced: set[FileEntry] = set()  # by tasks
 

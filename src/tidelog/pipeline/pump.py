@@ -1,7 +1,7 @@
 """Pumps: copy any source into a topic, each event once.
 
 A pump is a named pipeline. By default its name follows from source and topic, so a pump that was
-killed resumes, and a second one with the same name waits as a standby.
+killed resumes. Processes that run one with the same name share its source partitions.
 
 The status of a pump has the progress, lag and failures of each source partition.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tidelog.codec.fields import FieldPaths
@@ -59,13 +59,17 @@ class PumpOptions:
 
 
 def open_pump(
-    context: Context, wanted: PumpOptions, workers: Workers, rate: float | None = None
+    context: Context,
+    wanted: PumpOptions,
+    workers: Workers,
+    record: Callable[[str], None] = lambda name: None,
 ) -> Pipeline:
     """Opens the pipeline of a pump, and creates it if it is new.
 
-    Raises ``NotFoundError`` if source or topic does not exist. Raises ``InvalidError`` if a pump of
-    that name has other settings, if its topic was created again, or if it would add to another
-    topic than the pumps it follows.
+    ``record`` is called with its name before a new one is created. Raises ``NotFoundError`` if
+    source or topic does not exist. Raises ``InvalidError`` if a pump of that name has other
+    settings, if its topic was created again, or if it would add to another topic than the pumps it
+    follows.
     """
     refuse_moving_start(wanted.source, f"pump `{wanted.source}`")
     refuse_archive_folder(context, wanted.source, f"pump into `{wanted.topic}`")
@@ -82,7 +86,7 @@ def open_pump(
     check_behind(context, source, sink)
     check_loop(context, source.url, sink.url)
     made = _pump_record(context, wanted, source.url, sink)
-    named = ensure_pipeline(context, made)
+    named = ensure_pipeline(context, made, lambda: record(made.name))
     for setting in ("source", "sink", "fields", "transform"):
         before, now = getattr(named, setting), getattr(made, setting)
         if before != now:
@@ -95,7 +99,7 @@ def open_pump(
             f"pump `{named.name}`: its topic `{wanted.topic}` was deleted and made again since it "
             "began: give it another --name to pump everything again"
         )
-    return Pipeline(named.name, named.incarnation, source, sink, workers, wanted.transform, rate)
+    return Pipeline(named.name, named.incarnation, source, sink, workers, wanted.transform)
 
 
 def is_restore(named: NamedPipeline) -> bool:

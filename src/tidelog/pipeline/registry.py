@@ -73,12 +73,18 @@ def check_behind(context: Context, source: Source, sink: TargetSink) -> None:
             )
 
 
-def ensure_pipeline(context: Context, wanted: NamedPipeline) -> NamedPipeline:
-    """Returns the pipeline of that name, and creates it if there is none."""
+def ensure_pipeline(
+    context: Context, wanted: NamedPipeline, record: Callable[[], None] = lambda: None
+) -> NamedPipeline:
+    """Returns the pipeline of that name, and creates it if there is none.
+
+    ``record`` is called before the name is added.
+    """
     check_pipeline_name(wanted.name)
     row = layout.pipeline_row(wanted.name)
     found = context.catalog.get(layout.REGISTRY, row)
     if found is None:
+        record()
         add_name(context, Put(row, encode_row(wanted), ABSENT))
     return find_pipeline(context, wanted.name)
 
