@@ -43,6 +43,7 @@ __all__ = [
     "check_process",
     "create_file",
     "create_folder",
+    "locked_folder",
     "match_owner",
 ]
 
@@ -235,7 +236,7 @@ def create_folder(folder: Path) -> None:
         return
     if os.path.lexists(folder):
         return
-    with _locked_folder(folder.parent):  # a rename would replace a folder that another has created
+    with locked_folder(folder.parent):  # a rename would replace a folder that another has created
         if os.path.lexists(folder):
             return
         fresh = _fresh_name(folder)
@@ -254,7 +255,8 @@ def create_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked_folder(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Locks a folder against other processes that do so; leaves no file behind."""
     descriptor = os.open(folder, _FOLDER_FLAGS)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

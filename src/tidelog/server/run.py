@@ -1,6 +1,7 @@
 """Runs a server: listens, serves until a signal, and stops without losing acknowledged events.
 
-1. bind a socket, so that an address in use is an error before anything else happens
+1. listen on a socket, so that an address in use is an error before anything else happens; clients
+   wait until step 3
 2. read the tokens; without any, listen only on loopback, and behind no proxy
 3. serve requests until SIGTERM or SIGINT
 4. close the socket, end long polls and tails, and answer the requests under way
@@ -21,6 +22,7 @@ import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import cast
 
@@ -29,6 +31,7 @@ import uvloop
 
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.home import Home
+from tidelog.process import locked_folder
 from tidelog.server.app import ServerApp
 from tidelog.server.http import limits
 from tidelog.server.http.connection import Connection
@@ -188,6 +191,7 @@ def _bound(options: ServeOptions) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
+            listener.listen(_BACKLOG)  # until then the system lets others bind to it as well
         except OSError as exc:
             raise UnavailableError(f"{where}: {exc.strerror}: choose another --port") from exc
         yield listener
@@ -199,9 +203,13 @@ def _bound_to_path(path: str) -> Iterator[socket.socket]:
     where = f"serve: socket `{path}`"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
-            _remove_stale(path, where)
-            listener.bind(path)
-            os.chmod(path, _SOCKET_MODE)  # before it listens, so no other user gets in
+            with locked_folder(
+                Path(path).parent
+            ):  # of servers that start at once, the others see this one
+                _remove_stale(path, where)
+                listener.bind(path)
+                os.chmod(path, _SOCKET_MODE)  # before it listens, so no other user gets in
+                listener.listen(_BACKLOG)
         except TidelogError:
             raise  # says already what is wrong
         except (OSError, ValueError) as exc:  # ValueError: a path with a NUL

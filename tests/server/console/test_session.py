@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from tests.support.visits import Browser, forms_of, tags_of, text_of
 from tidelog import Event, Home
 from tidelog.coordination.tokens import create_token, list_tokens
 from tidelog.server.app import OPERATIONS
+from tidelog.server.console import session
 from tidelog.server.console.site import PLACES, Route
 
 SECRET = b"the-secret-of-an-event"
@@ -220,6 +222,24 @@ def test_tail_ends_with_its_session(guarded: Guarded) -> None:
             found = next(line for line in lines if line.startswith("data"))
             assert "this session has ended" in found
         assert browser.client.get("/console/topics/t/tail").status_code == 401
+
+
+def test_many_logins_of_one_token_end_no_session_of_another(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_SESSIONS_MAX", 3)
+    monkeypatch.setattr(session, "_TOKEN_SESSIONS_MAX", 2)
+    with contextlib.ExitStack() as stack:
+        owner, first, second, third = (
+            stack.enter_context(Browser(guarded.served)) for _ in range(4)
+        )
+        owner.login(guarded.both)
+        first.login(guarded.reads)
+        second.login(guarded.reads)
+        assert first.client.get("/").status_code == 200  # so the second is unused for longest
+        third.login(guarded.reads)
+        found = [each.client.get("/").status_code for each in (owner, first, second, third)]
+        assert found == [200, 200, 401, 200]
 
 
 def test_a_revoked_token_is_out_at_once(guarded: Guarded) -> None:

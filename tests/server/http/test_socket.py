@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -14,6 +16,7 @@ from tests.support.serving import serving
 from tidelog import Home, InvalidError, UnavailableError
 from tidelog.coordination.tokens import create_token
 from tidelog.server.options import ServeOptions
+from tidelog.server.run import _bound
 
 
 def test_a_server_on_a_unix_socket_serves_its_proxy(tmp_path: Path) -> None:
@@ -89,3 +92,34 @@ def test_contradicting_options_are_refused() -> None:
     for rate in (-1.0, float("nan"), float("inf")):
         with pytest.raises(InvalidError, match="rate"):
             ServeOptions(rate=rate)
+
+
+def test_one_of_several_servers_that_start_at_once_gets_the_socket(tmp_path: Path) -> None:
+    """Also from its first moment on, when it does not accept yet."""
+    path = str(tmp_path / "s.sock")
+    for _ in range(10):
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(path)  # as a process that was killed leaves it
+        ready, tried = threading.Barrier(4), threading.Barrier(4)
+
+        def start(ready: threading.Barrier, tried: threading.Barrier) -> bool:
+            ready.wait(60)
+            try:
+                with _bound(ServeOptions(socket=path)) as listener:
+                    tried.wait(60)
+                    return listener.getsockname() == path
+            except UnavailableError:
+                tried.wait(60)
+                return False
+
+        with ThreadPoolExecutor(4) as pool:
+            began = [pool.submit(start, ready, tried) for _ in range(4)]
+            assert sorted(each.result() for each in began) == [False, False, False, True]
+        assert not os.path.exists(path)
+
+
+def test_an_address_of_a_server_that_starts_is_in_use() -> None:
+    with _bound(ServeOptions(port=0)) as first:
+        options = ServeOptions(port=first.getsockname()[1])
+        with pytest.raises(UnavailableError, match="choose another --port"), _bound(options):
+            pass

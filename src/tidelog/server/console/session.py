@@ -52,7 +52,8 @@ __all__ = [
 COOKIE = "tidelog_console"
 SESSION_S = 12 * 3_600.0  # after which a person logs in again
 SESSION_IDLE_S = 2 * 3_600.0  # the same, where no page was looked at
-_SESSIONS_MAX = 10_000  # of one process; the oldest ends
+_SESSIONS_MAX = 10_000  # of one process; the one that is unused for longest ends
+_TOKEN_SESSIONS_MAX = 100  # the same of one token, so that no token ends the sessions of others
 _LOGINS_MAX, _LOGINS_S = 30, 60.0  # of one token, in this time
 _FORM_BYTES_MAX = 262_144
 _FORMS_BYTES_MAX = 8 << 20  # of all together
@@ -154,12 +155,19 @@ class Sessions:
         if admission.token is None:
             return "", admission
         self._count_login(admission.token.id)
-        while len(self._logins) >= _SESSIONS_MAX:
-            del self._logins[next(iter(self._logins))]
+        self._make_room(admission.token.sha256)
         text, now_s = self._new_secret(), self._now_s()
         login = _Login(admission.token.sha256, now_s, now_s)
         self._logins[token_hash(text.encode())] = login
         return text, admission
+
+    def _make_room(self, sha256: str) -> None:
+        """Ends the session that is unused for longest if a token, or the process, has too many."""
+        live = [each for each in list(self._logins) if self._login(each) is not None]
+        own = [each for each in live if self._logins[each].sha256 == sha256]
+        if len(own) >= _TOKEN_SESSIONS_MAX or len(live) >= _SESSIONS_MAX:
+            ending = own if len(own) >= _TOKEN_SESSIONS_MAX else live
+            del self._logins[min(ending, key=lambda each: self._logins[each].used_s)]
 
     def _count_login(self, token_id: str) -> None:
         """Refuses very many logins with one token: each is a record of the audit."""
