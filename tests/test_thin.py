@@ -19,6 +19,7 @@ WORKING = (  # rooms and modules that do work; values that calls return may come
     "tidelog.store",
     "tidelog.pipeline",
     "tidelog.spark",
+    "tidelog.coordination.commits",
     "tidelog.coordination.ownership",
     "tidelog.coordination.pipeline_rows",
     "tidelog.coordination.registry",

@@ -32,12 +32,8 @@ from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.connectors.source import RangeReader, SourcePartition, SourceRange
 from tidelog.context import Context, LogSettings
-from tidelog.coordination.pipeline_rows import (
-    read_commit_rows,
-    read_listed,
-    read_manifests,
-    read_progress,
-)
+from tidelog.coordination.commits import read_commit_rows, read_manifests
+from tidelog.coordination.pipeline_rows import read_listed, read_progress
 from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.errors import AlreadyExistsError, InvalidError, UnavailableError, UnknownOutcomeError
 from tidelog.log.maintenance.trim import ToOffsets

@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.homes import local_store
 from tidelog import Event, Home
-from tidelog.coordination.pipeline_rows import read_commits, read_partitions, read_progress
+from tidelog.coordination.commits import read_commits
+from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import forget_history, sweep_archives
 from tidelog.model import layout, limits

@@ -21,7 +21,7 @@ from tidelog.connectors.archive import source as archive_source
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import CommitRow, read_commits
+from tidelog.coordination.commits import CommitRow, read_commits
 from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Begin, Commit, MergedRange, Progress

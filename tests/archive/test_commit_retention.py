@@ -31,12 +31,10 @@ from tidelog.catalog.base import Delete, Put, Row
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.context import Context
+from tidelog.coordination.commits import read_commit_rows, read_commits, read_manifests
 from tidelog.coordination.pipeline_rows import (
     counting_files,
     dead_files,
-    read_commit_rows,
-    read_commits,
-    read_manifests,
     read_partitions,
     replay_pipeline,
 )

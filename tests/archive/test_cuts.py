@@ -22,7 +22,7 @@ from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import DividingReader, RangeReader, Source, SourceRange
-from tidelog.coordination.pipeline_rows import read_manifests
+from tidelog.coordination.commits import read_manifests
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive

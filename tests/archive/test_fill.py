@@ -27,9 +27,9 @@ from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.clock import SystemClock
 from tidelog.connectors.source import Chunk
+from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import (
     change_archive,
-    read_manifests,
     read_partitions,
     read_progress,
 )

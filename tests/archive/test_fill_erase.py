@@ -24,7 +24,8 @@ from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import Source
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
-from tidelog.coordination.pipeline_rows import counting_files, read_manifests
+from tidelog.coordination.commits import read_manifests
+from tidelog.coordination.pipeline_rows import counting_files
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.delete import delete_events
 from tidelog.errors import UnavailableError

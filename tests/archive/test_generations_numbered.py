@@ -23,7 +23,8 @@ from tidelog.archive.generations import begin_backfill, promote, rollback
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.coordination.audit import Why
-from tidelog.coordination.pipeline_rows import read_commits, read_progress
+from tidelog.coordination.commits import read_commits
+from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.erasure.from_archives import erase_archived
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home

@@ -13,7 +13,7 @@ from tests.support.archive_look import FIRST_S, a_home
 from tidelog import Event, Home, ToOffsets
 from tidelog.api.archives import ArchiveHandle
 from tidelog.codec.parsers import Layout, LayoutSettings
-from tidelog.coordination.pipeline_rows import read_manifests
+from tidelog.coordination.commits import read_manifests
 from tidelog.errors import InvalidError
 
 UNWRAP = "tests.archive.test_parser_values:Unwrap"

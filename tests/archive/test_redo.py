@@ -23,7 +23,8 @@ from tidelog.archive.archive import FormatOptions, archive_format
 from tidelog.archive.generations import begin_backfill
 from tidelog.codec.parsers import Layout, LayoutSettings
 from tidelog.connectors.archive import sink
-from tidelog.coordination.pipeline_rows import counting_files, read_manifests
+from tidelog.coordination.commits import read_manifests
+from tidelog.coordination.pipeline_rows import counting_files
 from tidelog.home import World, create_home
 from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import RedoPart

@@ -15,7 +15,8 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.archive.verify_checks import SourceCheck
 from tidelog.connectors.by_url import source_at
 from tidelog.coordination.audit import Why
-from tidelog.coordination.pipeline_rows import read_manifests, read_progress
+from tidelog.coordination.commits import read_manifests
+from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.erasure.delete import delete_events
 from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive, ArchiveFormat

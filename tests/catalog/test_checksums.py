@@ -9,7 +9,7 @@ import pytest
 from tidelog.catalog.base import ABSENT, Delete, Put, Row
 from tidelog.catalog.checksums import CheckedCatalog, open_row, seal
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.coordination.manifests import load_manifest
+from tidelog.coordination.commits import load_manifest
 from tidelog.errors import ConflictError, CorruptError, InvalidError
 from tidelog.identity import Identity, read_store
 from tidelog.model import layout, limits

@@ -32,7 +32,7 @@ from tests.support.cql_tables import new_name
 from tidelog import Event, Home
 from tidelog.api.spark_workers import pack_environment
 from tidelog.archive.archive import find_archive
-from tidelog.coordination.pipeline_rows import read_manifests
+from tidelog.coordination.commits import read_manifests
 from tidelog.home import create_home
 from tidelog.settings import Settings
 

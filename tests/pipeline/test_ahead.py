@@ -17,7 +17,8 @@ from tests.support.cut_workers import CutWorkers
 from tests.support.fake_pipelines import LinesSink, ListSource
 from tidelog.connectors.source import Chunk, SourcePartition, SourceRange
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import read_intent, read_manifests
+from tidelog.coordination.commits import read_manifests
+from tidelog.coordination.pipeline_rows import read_intent
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.errors import UnavailableError
 from tidelog.maintenance.pipeline_sweep import _read_named

@@ -15,7 +15,8 @@ from tests.support.races import race_two
 from tidelog.connectors.sink import RecordRefusedError, Written
 from tidelog.connectors.source import DirectReader, SourcePartition, SourceRange, even_cuts
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import read_intent, read_manifests
+from tidelog.coordination.commits import read_manifests
+from tidelog.coordination.pipeline_rows import read_intent
 from tidelog.errors import InternalError, NotFoundError, UnavailableError
 from tidelog.model.limits import RANGE_CUTS_MAX
 from tidelog.model.pipeline import Begin, FileEntry

@@ -22,7 +22,8 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.codec.event_batch import EVENT_SCHEMA, table_of, with_position
 from tidelog.connectors.source import Chunk, SourcePartition, SourceRange
-from tidelog.coordination.pipeline_rows import read_manifests, read_progress
+from tidelog.coordination.commits import read_manifests
+from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model.archive import ArchiveFormat

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidelog.coordination.manifests import load_manifest
+from tidelog.coordination.commits import load_manifest
 from tidelog.erasure.proof_objects import ObjectSearch
 from tidelog.erasure.rewrite import PartitionRewriter
 from tidelog.journal.compile import PartitionCompile

@@ -12,7 +12,7 @@ from tests.archive.test_restore import assert_same
 from tidelog import Home
 from tidelog.archive.archive import open_pipeline
 from tidelog.archive.restore import RestoreOptions, restore
-from tidelog.coordination.pipeline_rows import read_manifests
+from tidelog.coordination.commits import read_manifests
 from tidelog.pipeline import ranges
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import FilePolicy

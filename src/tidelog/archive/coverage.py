@@ -42,10 +42,9 @@ from tidelog.connectors.by_url import store_at
 from tidelog.connectors.files.objects import fetched
 from tidelog.connectors.source import Bounds, RangeReader, Source, SourcePartition, SourceRange
 from tidelog.context import Context
+from tidelog.coordination.commits import read_commits_to, read_manifests
 from tidelog.coordination.pipeline_rows import (
     counting_files,
-    read_commits_to,
-    read_manifests,
     read_partitions,
     read_progress,
 )

@@ -54,12 +54,12 @@ from tidelog.connectors.source import (
     SourceRange,
 )
 from tidelog.context import Context
+from tidelog.coordination.commits import read_commits
 from tidelog.coordination.pipeline_rows import (
     ReplayedRange,
     ReplayPosition,
     Replays,
     dead_files,
-    read_commits,
     read_partitions,
     read_progress,
     replay_pipeline,

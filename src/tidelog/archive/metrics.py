@@ -23,8 +23,8 @@ from tidelog.archive.status import (
     read_status,
 )
 from tidelog.context import Context
+from tidelog.coordination.commits import newest_commits
 from tidelog.coordination.pipeline_rows import (
-    newest_commits,
     read_partitions,
     read_progress,
     replay_pipeline,

@@ -30,13 +30,11 @@ from tidelog.connectors.by_url import store_at
 from tidelog.connectors.files.names import FilePlace, place_of
 from tidelog.connectors.files.objects import fetched, opened
 from tidelog.context import Context
+from tidelog.coordination.commits import CommitRow, Manifests, read_commits
 from tidelog.coordination.pipeline_rows import (
-    CommitRow,
-    Manifests,
     Replays,
     counting_files,
     read_archive,
-    read_commits,
     read_partitions,
     read_progress,
     replay_pipeline,

@@ -59,11 +59,11 @@ from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.parquet import ParquetFormat
 from tidelog.connectors.by_url import files_at
 from tidelog.context import Context
+from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import (
     change_archive,
     read_archive,
     read_erased,
-    read_manifests,
     read_partitions,
     read_progress,
     replay_pipeline,

@@ -14,7 +14,8 @@ from tidelog.archive.coverage import Interval, are_offsets
 from tidelog.archive.derived_archives import archives_above
 from tidelog.codec.parsers import LayoutSettings, changes_values, open_parser
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import read_manifests, read_progress
+from tidelog.coordination.commits import read_manifests
+from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.model.archive import Archive, ArchiveFormat
 

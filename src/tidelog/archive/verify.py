@@ -47,13 +47,11 @@ from tidelog.codec.parsers import LayoutSettings
 from tidelog.connectors.archive.staging import is_published
 from tidelog.connectors.by_url import source_at, store_at
 from tidelog.context import Context
-from tidelog.coordination.manifests import load_manifest
+from tidelog.coordination.commits import Manifests, load_manifest, read_commits
 from tidelog.coordination.pipeline_rows import (
-    Manifests,
     ReplayedRange,
     Replays,
     read_archive,
-    read_commits,
     read_partitions,
     read_progress,
     replay_pipeline,

@@ -43,12 +43,11 @@ from tidelog.clock import Clock, looks
 from tidelog.connectors.by_url import StoreFolder, folders_of, pipelines_of
 from tidelog.context import Context
 from tidelog.coordination.audit import Owner, id_hash, key_hash, put_record, read_records
+from tidelog.coordination.commits import load_manifest, read_commit_rows
 from tidelog.coordination.jobs import Keeper, read_jobs
-from tidelog.coordination.manifests import load_manifest
 from tidelog.coordination.pipeline_rows import (
     counting_files,
     generation_pipeline,
-    read_commit_rows,
     read_partitions,
     read_progress,
     replay_pipeline,

@@ -53,10 +53,9 @@ from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.connectors.archive.staging import discard_files
 from tidelog.connectors.by_url import files_at
 from tidelog.context import Context
-from tidelog.coordination.manifests import load_manifest
+from tidelog.coordination.commits import load_manifest, read_commit_rows
 from tidelog.coordination.pipeline_rows import (
     read_archive,
-    read_commit_rows,
     read_erased_row,
     read_intent,
     read_partitions,

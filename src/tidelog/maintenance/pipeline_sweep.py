@@ -81,12 +81,9 @@ from tidelog.archive.tables import settle_tables
 from tidelog.catalog.base import Change, Check, Delete, Put, Row
 from tidelog.connectors.by_url import files_at, pipelines_behind, pipelines_of, source_at
 from tidelog.context import Context
-from tidelog.coordination.manifests import load_manifest
+from tidelog.coordination.commits import CommitRow, Manifests, load_manifest, read_commit_rows
 from tidelog.coordination.pipeline_rows import (
-    CommitRow,
-    Manifests,
     is_outside,
-    read_commit_rows,
     read_partitions,
     read_progress,
 )

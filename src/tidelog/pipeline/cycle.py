@@ -64,7 +64,7 @@ from tidelog.connectors.source import (
     TrackingSource,
 )
 from tidelog.context import Context
-from tidelog.coordination.manifests import load_manifest
+from tidelog.coordination.commits import load_manifest
 from tidelog.coordination.ownership import put_held
 from tidelog.coordination.pipeline_rows import list_partitions
 from tidelog.errors import (

@@ -30,7 +30,8 @@ from tidelog.catalog.base import ABSENT, Change, Put
 from tidelog.catalog.update import Decision, Rows, attempts, update
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import read_manifests, read_partitions, replay_pipeline
+from tidelog.coordination.commits import read_manifests
+from tidelog.coordination.pipeline_rows import read_partitions, replay_pipeline
 from tidelog.coordination.trusted_time import trusted_now_ms
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from tidelog.model import layout

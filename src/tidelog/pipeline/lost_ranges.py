@@ -48,12 +48,8 @@ from typing import NamedTuple
 from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.connectors.sink import AsideSink
 from tidelog.context import Context
-from tidelog.coordination.manifests import load_manifest
-from tidelog.coordination.pipeline_rows import (
-    generation_pipeline,
-    read_commit_rows,
-    read_partitions,
-)
+from tidelog.coordination.commits import load_manifest, read_commit_rows
+from tidelog.coordination.pipeline_rows import generation_pipeline, read_partitions
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import decode_row, encode_row

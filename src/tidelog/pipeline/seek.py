@@ -46,7 +46,7 @@ from tidelog.connectors.source import (
 )
 from tidelog.context import Context
 from tidelog.coordination.audit import record_action
-from tidelog.coordination.manifests import load_manifest
+from tidelog.coordination.commits import load_manifest
 from tidelog.coordination.pipeline_rows import (
     read_archive,
     read_intent,

@@ -22,12 +22,8 @@ from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.connectors.archive.reader import PlannedCommits, plan_commits
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import Source, SourcePartition, SourceRange
-from tidelog.coordination.pipeline_rows import (
-    read_commits,
-    read_manifests,
-    read_partitions,
-    read_progress,
-)
+from tidelog.coordination.commits import read_commits, read_manifests
+from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import World, create_home
 from tidelog.log.maintenance.trim import ToOffsets

@@ -25,7 +25,8 @@ from tests.support.scylla_tables import drain, opened_pipeline
 from tidelog import Event, Home
 from tidelog.connectors.scylla import source as scylla_sweep
 from tidelog.connectors.scylla.changes import LATE
-from tidelog.coordination.pipeline_rows import read_commits, read_partitions
+from tidelog.coordination.commits import read_commits
+from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives

@@ -34,13 +34,15 @@ from tidelog.connectors.source import (
     check_incarnation,
 )
 from tidelog.context import Context, OpenContext
-from tidelog.coordination.manifests import load_manifest
-from tidelog.coordination.pipeline_rows import (
-    Replays,
+from tidelog.coordination.commits import (
+    load_manifest,
     manifest_of_range,
-    read_archive,
     read_commits,
     read_commits_to,
+)
+from tidelog.coordination.pipeline_rows import (
+    Replays,
+    read_archive,
     read_partitions,
     read_progress,
 )

@@ -26,7 +26,7 @@ from tidelog.connectors.scylla.session import WIDTH_MS_MAX, ScyllaOptions, Scyll
 from tidelog.connectors.scylla.streams import ChangePosition, Streams
 from tidelog.connectors.scylla.types import to_json
 from tidelog.connectors.source import Chunk, SourceRange
-from tidelog.coordination.manifests import load_manifest
+from tidelog.coordination.commits import load_manifest
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.store import open_store_here
 
