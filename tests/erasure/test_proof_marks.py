@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.archive.test_names import Shell
 from tidelog import Event
-from tidelog.erasure.proof_places import DELETE, REBUILD, STAGED, SWEEP, remedy_of
+from tidelog.erasure.proof_remedies import NOT_SWEPT, REBUILD, STAGED, SWEEP, remedy_of
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.model import layout
 
@@ -26,7 +26,7 @@ def test_empty_key_is_proved_erased_beside_an_archive(tmp_path: Path) -> None:
     assert [trace for trace in found.traces if trace.object.endswith("_owner")] == []
     owner.write_bytes(owner.read_bytes() + b'{"x":""}')
     found = prove_erased(home.context, home.topic("t"), keys=[b""])
-    assert [trace.do for trace in found.traces if trace.object.endswith("_owner")] == [DELETE]
+    assert [trace.do for trace in found.traces if trace.object.endswith("_owner")] == [NOT_SWEPT]
 
 
 def test_sweep_is_the_advice_only_for_what_a_sweep_removes() -> None:
@@ -34,4 +34,4 @@ def test_sweep_is_the_advice_only_for_what_a_sweep_removes() -> None:
     assert remedy_of("topics/i/segments/x") == SWEEP
     assert remedy_of("archives/a/g1/_delta_log/0.json") == REBUILD
     assert remedy_of("archives/a/_iceberg/n.t/metadata/0.avro") == REBUILD
-    assert remedy_of("archives/a/g1/notes.txt") == DELETE
+    assert remedy_of("archives/a/g1/notes.txt") == NOT_SWEPT

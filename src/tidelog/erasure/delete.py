@@ -16,8 +16,8 @@ from tidelog.archive.derived_archives import Origin
 from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites
 from tidelog.erasure.from_archives import DELETE_AGAIN, erase_found, erase_trimmed
-from tidelog.erasure.proof_places import redact_reasons
 from tidelog.erasure.proof_scope import TopicScope
+from tidelog.erasure.redaction import redact_reasons
 from tidelog.erasure.search import matcher_of, search_strays
 from tidelog.journal.amend import Amender, AmendResult
 from tidelog.journal.lookup import can_be_id

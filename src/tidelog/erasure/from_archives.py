@@ -65,9 +65,9 @@ from tidelog.coordination.audit import (
 from tidelog.coordination.outcome import SentWrites
 from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.coordination.trusted_time import latest_now_ms
-from tidelog.erasure import proof_places
 from tidelog.erasure.matcher import EventMatcher
-from tidelog.erasure.proof_places import files_named_by_events, redact_reasons
+from tidelog.erasure.proof_places import files_named_by_events
+from tidelog.erasure.redaction import redact_reasons, remove_quotes
 from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_archive
 from tidelog.erasure.search import (
     FoundEvent,
@@ -305,7 +305,7 @@ def erase_archived(
         covered = [copy.archive for copy in copies_of(context, archive)]
         copied = copies_of_archives(context, {each.name for each in covered})
         redact_reasons(context, covered, sought.deletions)
-        proof_places.remove_quotes(context, covered, found)
+        remove_quotes(context, covered, found)
         out_of_reach = (*other_sources(context, archive), *copied)
         named = tuple(name for each in covered for name in files_named_by_events(context, each))
     return ErasedFromArchives(

@@ -32,7 +32,7 @@ from tidelog.coordination.audit import (
     read_audit,
 )
 from tidelog.erasure.delete import DeleteResult
-from tidelog.erasure.proof_places import redacted
+from tidelog.erasure.redaction import redacted
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.model.decoding import decode_json
 from tidelog.model.event import to_iso

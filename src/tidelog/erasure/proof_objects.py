@@ -22,7 +22,7 @@ from tidelog.erasure.matcher import (
     rows_of,
 )
 from tidelog.erasure.proof import Proof, SearchedPlace, Trace
-from tidelog.erasure.proof_places import places_of_files, remedy_of, stagings_of_others, why_loose
+from tidelog.erasure.proof_places import places_of_files, stagings_of_others
 from tidelog.erasure.proof_scope import ProofScope
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.store.base import ObjectInfo, Store
@@ -65,7 +65,7 @@ class ObjectSearch:
             for info in store.list(prefix):
                 data = self.get(store, info)
                 if data is not None:
-                    self.loose(info.key, data, why_loose(info.key))
+                    self.loose(info.key, data, remedies.why_loose(info.key))
 
     def unexplained(self, store: Store, info: ObjectInfo, why: str, do: str) -> None:
         data = self.get(store, info)
@@ -85,11 +85,11 @@ class ObjectSearch:
         except UNREADABLE:
             found = None
         if found:
-            self.add(key, f"holds {found} of them: {why}", do or remedy_of(key))
+            self.add(key, f"holds {found} of them: {why}", do or remedies.remedy_of(key))
         elif found is None and not key.startswith(self._foreign):
             is_staged = key.startswith("staging/")
             what = f"cannot be searched, as not all of it can be decoded: {why}"
-            self.add(key, what, do or (remedies.UNREAD if is_staged else remedy_of(key)))
+            self.add(key, what, do or (remedies.UNREAD if is_staged else remedies.remedy_of(key)))
 
     def _found_in(self, key: str, data: bytes) -> int | None:
         """Returns how many of them an object holds; None or an error if it cannot be searched."""

@@ -1,4 +1,4 @@
-"""Places where a proof must look besides objects: names, rows, uploads and reasons in audits.
+"""Places where a proof must look besides objects: names, rows and uploads.
 
 **Names.** A parser such as ``split:user`` names a folder by a field of the events in it. A folder
 with a file that still holds events has its name from these. A folder whose events were all erased
@@ -17,42 +17,31 @@ pipeline has not committed, and one of a keeper any event.
 **Uploads.** A running upload becomes an object, or its writer deletes it. So a proof lists uploads
 before objects, and waits a little for those that may end: a finished one is then in a listing. A
 process that has not begun its upload has the bytes only in memory, which no proof can see. The
-protocols (``rewrite.is_under_way``) cover what it may write.
-
-**Reasons.** People write the reasons in audits, and audits stay. A record has hashes of ids and
-keys, but its reason is text, such as ``customer-7 asked for it``. A delete replaces the words that
-equal one of its ids or its key, in all records of the topic and its archives. Only records that are
-done change: another process may be about to write the next state of one that is begun.
+protocols (``rewrite.is_under_way``) cover what it may write. Reasons in audits: see ``redaction``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from tidelog.archive.archive import list_archives
-from tidelog.archive.derived_archives import Origin
-from tidelog.archive.erased_events import Deletions
 from tidelog.archive.roots import removed_archives
 from tidelog.clock import Clock, looks
 from tidelog.connectors.by_url import StoreFolder, folders_of, pipelines_of
 from tidelog.context import Context
-from tidelog.coordination.audit import Owner, id_hash, key_hash, put_record, read_records
 from tidelog.coordination.commits import load_manifest, read_commit_rows
 from tidelog.coordination.jobs import Keeper, read_jobs
 from tidelog.coordination.pipeline_rows import (
     counting_files,
-    generation_pipeline,
     read_partitions,
     read_progress,
     replay_pipeline,
 )
-from tidelog.erasure.known_objects import DELTA, ICEBERG, folder_values
+from tidelog.erasure import proof_remedies as remedies
+from tidelog.erasure.known_objects import folder_values
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof_scope import ProofScope
 from tidelog.errors import CorruptError, NotFoundError
@@ -61,17 +50,11 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import FileEntry, Manifest
-from tidelog.pipeline.failures import read_failures, remove_failures
+from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import Store, Upload
 
 __all__ = [
-    "ASIDE",
-    "DELETE",
-    "REBUILD",
-    "STAGED",
-    "STAGED_REPLAY",
-    "SWEEP",
     "WAIT_S",
     "ManifestNames",
     "erases",
@@ -81,34 +64,8 @@ __all__ = [
     "lasting_uploads",
     "places_of_files",
     "quoted_errors",
-    "quoting_rows",
-    "redact_reasons",
-    "redacted",
-    "remedy_of",
-    "remove_quotes",
     "stagings_of_others",
-    "why_loose",
 ]
-
-SWEEP = (
-    "run `tidelog sweep`; what is younger than its grace waits for the next one; what no sweep "
-    "deletes is not Tidelog's: look at it, then delete it"
-)
-STAGED = (
-    "run `tidelog sweep`; what a driver that was killed has staged goes after its archive or pump "
-    "has run again, or after `tidelog pipeline delete` where the source was deleted; what is "
-    "younger than the sweep's grace waits for the next one"
-)
-STAGED_REPLAY = STAGED.replace("its archive or pump", "`tidelog archive dead NAME --replay`")
-DELETE = "no sweep removes it: look at it, then delete it"
-ASIDE = (
-    "run `{delete} --prove`; a file of a generation that the archive no longer has: copy what you "
-    "still need of it, then delete it"
-)
-REBUILD = (
-    "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
-    "then `tidelog archive drop` the old ones: the new ones are named without erased events"
-)
 
 _MANIFESTS = "pipelines/"
 
@@ -196,15 +153,6 @@ def _folder(target: str, root: str) -> str:
     return target.removeprefix(root).rpartition("/")[0] if target.startswith(root) else ""
 
 
-_FAILURE = (
-    "fix what fails and let its driver run until it commits there, which removes the row, or end "
-    "its archive with `tidelog archive delete`; of a generation that is kept: `tidelog archive "
-    "drop`"
-)
-_JOB = "forget the job on the console's page of jobs, or by `home.jobs.forget('{job}')`"
-_KEEPER = "fix what fails; stop `tidelog up`, or wait a day if it was killed"
-
-
 @dataclass(frozen=True, slots=True)
 class _ShownError:
     """An error in a row: where, its text, what deletes it, and what it may quote."""
@@ -249,7 +197,9 @@ def _failures(scope: ProofScope) -> Iterator[_ShownError]:
             head = read_progress(context, pipeline, partition) if partition else None
             position = "" if head is None else head.position
             place = (pipeline, partition)
-            yield _ShownError(where, failure.message, _FAILURE, *place, failure.quotes, position)
+            yield _ShownError(
+                where, failure.message, remedies.FAILURE, *place, failure.quotes, position
+            )
 
 
 def _keeper_errors(scope: ProofScope) -> Iterator[_ShownError]:
@@ -260,7 +210,7 @@ def _keeper_errors(scope: ProofScope) -> Iterator[_ShownError]:
         for part in keeper.parts:
             fails = part.error and part.name in own and part.state in ("failed", "running")
             where = f"{layout.KEEPERS} · {row.row}"
-            yield _ShownError(where, part.error, _KEEPER, quotes="any" if fails else "")
+            yield _ShownError(where, part.error, remedies.KEEPER, quotes="any" if fails else "")
 
 
 def _job_texts(context: Context) -> Iterator[_ShownError]:
@@ -268,7 +218,7 @@ def _job_texts(context: Context) -> Iterator[_ShownError]:
     where = f"{layout.JOBS} · {layout.JOB_LIST}"
     for job in read_jobs(context):
         texts = (job.what, job.says, *job.args.values(), *job.result.values())
-        yield _ShownError(where, "\n".join(texts), _JOB.format(job=job.id), quotes="")
+        yield _ShownError(where, "\n".join(texts), remedies.JOB.format(job=job.id), quotes="")
 
 
 WAIT_S = 10.0  # for running uploads
@@ -321,126 +271,3 @@ def stagings_of_others(scope: ProofScope) -> list[str]:
     own = scope.archives()
     others = [archive for archive in list_archives(scope.context) if archive.name not in own]
     return [layout.staging_of(each) for archive in others for each in pipelines_of(archive)]
-
-
-_ERASED = "[erased]"
-_AROUND = "\"'`.,;:!?()[]{}<>"
-_WORD = re.compile(r"[\w-]+(?:\.[\w-]+)*")
-
-
-def quoting_rows(
-    context: Context, owners: Iterable[Owner], sought: Deletions
-) -> Iterator[tuple[Owner, str]]:
-    """Yields the places of records whose reasons quote one of some ids and keys."""
-    for owner in owners:
-        for record, _ in read_records(context, owner):
-            if record.why and _quoted_words(record.why, sought):
-                row = layout.audit_row(record.at_ms, record.id)
-                yield owner, f"{layout.audit_partition(owner.incarnation)} · {row}"
-
-
-def remove_quotes(
-    context: Context, archives: Iterable[Archive], erased: Iterable[tuple[Origin, int]]
-) -> None:
-    """Deletes failures of archives that quote erased events, or may, by source partition.
-
-    A row is only for display, and a driver that still fails writes another one.
-    """
-    offsets: dict[str, set[str]] = {}
-    for origin, offset in erased:
-        offsets.setdefault(origin.partition, {"any"}).add(str(offset))
-    for archive in archives if offsets else ():
-        for pipeline in pipelines_of(archive):
-            found = read_failures(context, pipeline).items()
-            quoting = [name for name, each in found if each.quotes in offsets.get(name, ["any"])]
-            remove_failures(context, pipeline, quoting)
-
-
-def redact_reasons(context: Context, owners: Iterable[Owner], sought: Deletions) -> None:
-    """Replaces some ids and keys in the reasons of records that are done. Safe to repeat."""
-    for owner in owners:
-        for record, version in read_records(context, owner):
-            if record.state == "done" and record.why and _quoted_words(record.why, sought):
-                changed = msgspec.structs.replace(record, why=_redact(record.why, sought))
-                with contextlib.suppress(NotFoundError):  # another process was faster
-                    put_record(context, owner, changed, version)
-
-
-def redacted(text: str, ids: Collection[str], keys: Collection[str]) -> str:
-    """Returns a reason without the ids and keys that have one of these marks."""
-
-    def found() -> set[str]:
-        words = text.replace(_ERASED, " ")
-        return {each for each in (*_words(words), *_spans(words)) if each and is_one(each)}
-
-    def is_one(words: str) -> bool:
-        is_id = bool(ids) and id_hash(words) in ids
-        return is_id or (bool(keys) and key_hash(words.encode()) in keys)
-
-    text = _without_words(text, found())
-    for word in found():
-        text = text.replace(word, _ERASED)
-    return text
-
-
-def _spans(text: str) -> Iterator[str]:
-    """Yields all sequences of words, because ids may have blanks; a reason is short.
-
-    Each comes also without some of the marks around it, which may be its own.
-    """
-    words = list(re.finditer(r"\S+", text))
-    for number, first in enumerate(words):
-        for last in words[number + 1 :]:
-            span = text[first.start() : last.end()]
-            heads = range(len(span) - len(span.lstrip(_AROUND)) + 1)
-            tails = range(len(span) - len(span.rstrip(_AROUND)) + 1)
-            yield from (span[head : len(span) - tail] for head in heads for tail in tails)
-
-
-def _redact(text: str, sought: Deletions) -> str:
-    text = _without_words(text, _quoted_words(text, sought))
-    for word in _quoted_words(text, sought):
-        text = text.replace(word, _ERASED)
-    return text
-
-
-def _without_words(text: str, words: Collection[str]) -> str:
-    for word in sorted(words, key=len, reverse=True):
-        text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", lambda _: _ERASED, text)
-    return text
-
-
-def _quoted_words(text: str, sought: Deletions) -> set[str]:
-    """Returns the words of a text that equal one of some ids and keys, which may have blanks."""
-    text = text.replace(_ERASED, " ")
-    words = _words(text)
-    found = {each for each in words if each in sought.by_id or each.encode() in sought.by_key}
-    found |= {each for each in sought.by_id if len(each.split()) > 1 and each in text}
-    data = text.encode()
-    spaced = (each for each in sought.by_key if len(each.split()) > 1 and each in data)
-    return (found | {each.decode(errors="replace") for each in spaced}) - {""}
-
-
-def _words(text: str) -> set[str]:
-    """Returns the words of a text, also without what may be around them."""
-    words = {text, *text.split(), *_WORD.findall(text)}
-    return words | {each.strip(_AROUND) for each in words}
-
-
-def why_loose(key: str) -> str:
-    """Returns why an object that no commit names may be there."""
-    if key.startswith("staging/"):
-        return "it is staged"
-    return "it was set aside after a restore" if "/_aside/" in key else "no commit names it"
-
-
-def remedy_of(key: str) -> str:
-    """Returns what deletes a loose object; a sweep deletes only those of topics and staging."""
-    if key.startswith("staging/"):
-        pipeline = layout.staging_pipeline(key)
-        return STAGED if generation_pipeline(pipeline) == pipeline else STAGED_REPLAY
-    if key.startswith("topics/"):
-        return SWEEP
-    if ICEBERG in key or DELTA in key:  # it names files; a drop deletes it with them
-        return REBUILD
-    return ASIDE if "/_aside/" in key else DELETE

@@ -1,24 +1,39 @@
-"""What to do about each finding of a proof, except about single objects (``proof_places``)."""
+"""What to do about each finding of a proof."""
 
 from __future__ import annotations
+
+from tidelog.coordination.pipeline_rows import generation_pipeline
+from tidelog.erasure.known_objects import DELTA, ICEBERG
+from tidelog.model import layout
 
 __all__ = [
     "AGAIN",
     "ARCHIVE",
+    "ASIDE",
     "CHANGED",
     "COMPILE",
     "COPYING",
     "DELETE",
+    "FAILURE",
+    "JOB",
+    "KEEPER",
     "LOG",
     "MOVING",
+    "NOT_SWEPT",
     "REASON",
+    "REBUILD",
     "RIGHTS",
+    "STAGED",
+    "STAGED_REPLAY",
     "STRAY",
+    "SWEEP",
     "TABLE",
     "UNREAD",
     "UNSEEN",
     "UPLOAD",
     "VALUE",
+    "remedy_of",
+    "why_loose",
 ]
 
 COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
@@ -60,3 +75,51 @@ RIGHTS = "give these credentials the right to list uploads (`docs/operating.md`)
 CHANGED = "run `tidelog sweep`, which finishes what has died, and prove again"
 MOVING = "prove again when no process compiles or trims the topic all the time"
 UNREAD = "prove again when its pipeline has published it, or run `tidelog sweep`"
+
+FAILURE = (
+    "fix what fails and let its driver run until it commits there, which removes the row, or end "
+    "its archive with `tidelog archive delete`; of a generation that is kept: `tidelog archive "
+    "drop`"
+)
+JOB = "forget the job on the console's page of jobs, or by `home.jobs.forget('{job}')`"
+KEEPER = "fix what fails; stop `tidelog up`, or wait a day if it was killed"
+
+# Of loose objects, by their keys (``remedy_of``).
+SWEEP = (
+    "run `tidelog sweep`; what is younger than its grace waits for the next one; what no sweep "
+    "deletes is not Tidelog's: look at it, then delete it"
+)
+STAGED = (
+    "run `tidelog sweep`; what a driver that was killed has staged goes after its archive or pump "
+    "has run again, or after `tidelog pipeline delete` where the source was deleted; what is "
+    "younger than the sweep's grace waits for the next one"
+)
+STAGED_REPLAY = STAGED.replace("its archive or pump", "`tidelog archive dead NAME --replay`")
+NOT_SWEPT = "no sweep removes it: look at it, then delete it"
+ASIDE = (
+    "run `{delete} --prove`; a file of a generation that the archive no longer has: copy what you "
+    "still need of it, then delete it"
+)
+REBUILD = (
+    "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
+    "then `tidelog archive drop` the old ones: the new ones are named without erased events"
+)
+
+
+def why_loose(key: str) -> str:
+    """Returns why an object that no commit names may be there."""
+    if key.startswith("staging/"):
+        return "it is staged"
+    return "it was set aside after a restore" if "/_aside/" in key else "no commit names it"
+
+
+def remedy_of(key: str) -> str:
+    """Returns what deletes a loose object; a sweep deletes only those of topics and staging."""
+    if key.startswith("staging/"):
+        pipeline = layout.staging_pipeline(key)
+        return STAGED if generation_pipeline(pipeline) == pipeline else STAGED_REPLAY
+    if key.startswith("topics/"):
+        return SWEEP
+    if ICEBERG in key or DELTA in key:  # it names files; a drop deletes it with them
+        return REBUILD
+    return ASIDE if "/_aside/" in key else NOT_SWEPT

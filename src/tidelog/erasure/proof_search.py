@@ -46,20 +46,15 @@ from tidelog.erasure.matcher import EventMatcher, names_of, own_column, rows_of
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_objects import UNREADABLE, ObjectSearch
 from tidelog.erasure.proof_places import (
-    ASIDE,
-    REBUILD,
-    SWEEP,
     ManifestNames,
     erases,
     explained_places,
     is_named_by_events,
     lasting_uploads,
     quoted_errors,
-    quoting_rows,
-    remedy_of,
-    why_loose,
 )
 from tidelog.erasure.proof_scope import DeletedTopicScope, ProofScope, TopicScope
+from tidelog.erasure.redaction import quoting_rows
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.search import clean_files, clean_objects
 from tidelog.erasure.topic_copies import copy_deletions
@@ -226,7 +221,7 @@ class _ProofSearch(ObjectSearch):
         """Searches what is left of a topic that is being deleted."""
         for info in store.list(f"topics/{topic.incarnation}/"):
             if (store.url, info.key) not in self._seen:
-                self.unexplained(store, info, "its topic is being deleted", SWEEP)
+                self.unexplained(store, info, "its topic is being deleted", remedies.SWEEP)
 
     def _clean_objects(
         self, store: Store, folder: str, live: Mapping[str, list[tuple[int, Run]]]
@@ -335,8 +330,8 @@ class _ProofSearch(ObjectSearch):
                     for part in read.parts:
                         self.count((store.url, part.target), part.size)
                     if found:
-                        what = f"holds {found} of them: {why_loose(key)}"
-                        self.add(key, what, ASIDE, archive.name)
+                        what = f"holds {found} of them: {remedies.why_loose(key)}"
+                        self.add(key, what, remedies.ASIDE, archive.name)
 
     def archive(self, archive: Archive, generation: int) -> None:
         """Searches all files of a generation, then everything else in its folders."""
@@ -387,9 +382,11 @@ class _ProofSearch(ObjectSearch):
             below, _, name = info.key.removeprefix(folder).rpartition("/")
             names = (*folder_values(below, self._living), *names_of(name))
             if event_values(info.key, data, ()) is None and any(map(self._sought.is_in, names)):
-                why = why_loose(info.key)
-                self.add(info.key, f"has one of them in its name: {why}", remedy_of(info.key))
-            self.loose(info.key, data, why_loose(info.key))
+                why = remedies.why_loose(info.key)
+                self.add(
+                    info.key, f"has one of them in its name: {why}", remedies.remedy_of(info.key)
+                )
+            self.loose(info.key, data, remedies.why_loose(info.key))
 
     @contextlib.contextmanager
     def _note_changes(
@@ -410,10 +407,10 @@ class _ProofSearch(ObjectSearch):
         """
         for target, (folder, named) in files.items():
             if any(map(self._sought.is_in, folder_values(folder, self._living))):
-                self.add(target, "has one of them in the name of its folder", REBUILD)
+                self.add(target, "has one of them in the name of its folder", remedies.REBUILD)
             elif is_named_by_events(folder, named, self._living):
                 what = "is empty, and its folder was named by a field of the events it had"
-                self.add(target, what, REBUILD)
+                self.add(target, what, remedies.REBUILD)
 
     def whole_archive(self, archive: Archive) -> None:
         """Searches an archive's folders for objects of no generation: there should be none.
@@ -425,7 +422,9 @@ class _ProofSearch(ObjectSearch):
         self.staged(store, [f"{archive.root}/_", *(each.prefix for each in folders["staged"])])
         for folder in folders["files"]:
             for info in store.list(folder.prefix):
-                self.unexplained(store, info, "of no generation that the archive has", SWEEP)
+                self.unexplained(
+                    store, info, "of no generation that the archive has", remedies.SWEEP
+                )
 
     def removed_archive(self, archive: Archive) -> None:
         """Searches the folders of a deleted archive, unless another one has marked its root."""
@@ -443,11 +442,11 @@ class _ProofSearch(ObjectSearch):
                 continue
             named = self._manifests.names_in(store, info.key)
             if named is None:
-                self.unexplained(store, info, "nothing explains it", remedy_of(info.key))
+                self.unexplained(store, info, "nothing explains it", remedies.remedy_of(info.key))
                 continue
             self.count((store.url, info.key), info.size)
             if named:
-                do = REBUILD if self._manifests.is_needed(info.key) else SWEEP
+                do = remedies.REBUILD if self._manifests.is_needed(info.key) else remedies.SWEEP
                 self.add(info.key, "has one of them in the name of a file", do)
 
     def rows(self) -> None:
