@@ -290,6 +290,8 @@ class _VerifyLook:
                 self.tally.add(*self._source.count(manifest))
         if self._source is not None:
             self.tally.add(*self._source.ends(partition, rows.head))
+            for each in self._source.late(partition, rows.head):
+                self.tally.note(each.kind, each.where, each.what, each.do)
         made = list(dead)
         for manifest in self._manifests(partition, again, is_replay=True):
             made += [file for file in manifest.files if file.kind == "dead"]

@@ -29,6 +29,7 @@ from tidelog.coordination.pipeline_rows import ReplayedRange
 from tidelog.errors import CorruptError, TidelogError, unexpected
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
+from tidelog.pipeline.late import late_spans
 from tidelog.store import shared_store
 
 __all__ = [
@@ -319,6 +320,14 @@ class SourceCheck:
                 "ends there"
             )
             yield Problem("source", partition, what, do)
+
+    def late(self, partition: str, head: Progress | None) -> Iterator[Problem]:
+        """Yields parts of gaps that the source, another archive, has now."""
+        held = self._bounds.get(partition)
+        for start, end in late_spans(head, held) if head is not None and held is not None else ():
+            what = f"{start} to {end} is a gap, and `{self._source.url}` has its events now"
+            do = f"`tidelog archive backfill {self._archive}`, then promote the new generation"
+            yield Problem("lost", partition, what, do)
 
     def _is_another(self, held: Bounds, head: Progress) -> bool:
         """Returns whether these cannot be the bounds of the partition that a head is of."""

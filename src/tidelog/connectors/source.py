@@ -128,6 +128,7 @@ class Bounds:
     is_dense: bool = False  # every position held an event each time it was read
     begins: BeginReason = "earliest"  # why nothing before ``first`` is there
     note: bytes = b""  # of what is before ``end``, if the source tracks and has no note yet
+    gaps: tuple[Gap, ...] = ()  # what an archive lacks between them
 
 
 @dataclass(frozen=True, slots=True)

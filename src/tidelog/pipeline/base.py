@@ -167,6 +167,11 @@ class Track:
     erased: ErasedRows = NO_ERASED_ROWS  # that the current range must skip
 
     @property
+    def goes_back(self) -> bool:
+        """Returns whether the current range is in a gap before the position (``late``)."""
+        return self.intent is not None and self.intent.start != self.head.position
+
+    @property
     def carried(self) -> CarriedRange | None:
         """Returns what to know if the current range comes entirely from another generation."""
         return self.reader.carried if isinstance(self.reader, CarriedReader) else None
@@ -375,6 +380,7 @@ class Pipeline:
     lists: bool = True  # its first driver records the ends it sees; else the source knows
     erased: Callable[[str], ErasedRows] = lambda _: NO_ERASED_ROWS  # of a source partition, now
     title: str = ""  # for people who look at Spark's UI
+    goes_back: bool = False  # for what its source, an archive, got since in gaps it has passed
 
     @property
     def heading(self) -> str:

@@ -118,9 +118,10 @@ from tidelog.pipeline.failures import (
     remade_bounds,
     vanished_head,
 )
+from tidelog.pipeline.late import span_to_read
 from tidelog.pipeline.lost_ranges import SettingAside, late_manifests
 from tidelog.pipeline.ranges import check_plan, choose_cuts, discard_staged, end_before, plan_tasks
-from tidelog.pipeline.remade import TopicHeads, remade_topic
+from tidelog.pipeline.remade import TopicHeads, is_topic_remade
 from tidelog.store.base import put_same
 
 __all__ = ["CLAIM_RETRIES", "Cycle", "CycleReport", "LostError", "Track"]
@@ -262,6 +263,11 @@ class Cycle:
         """Returns the committed position of a claimed partition."""
         return self._tracks[partition].head.position
 
+    def span(self, partition: SourcePartition, held: Bounds) -> tuple[str, Bounds]:
+        """Returns where the next range of a claimed partition begins, and up to where it may go."""
+        head = self._tracks[partition].head
+        return span_to_read(head, held) if self._pipeline.goes_back else (head.position, held)
+
     def run(
         self,
         limits: Mapping[SourcePartition, str],
@@ -338,7 +344,7 @@ class Cycle:
                     self._withdraw(track)
                 elif result.produced is not None:
                     is_last = result.error is not None or partition in report.errors
-                    after = read_no_more if is_last else find_next
+                    after = read_no_more if is_last or track.goes_back else find_next
                     manifest = self._record(track, result.produced, after)
                     if tasks := self._tasks_ahead(track, manifest):
                         ahead.append(_Ahead(track, manifest, tasks))
@@ -377,20 +383,14 @@ class Cycle:
         list_partitions(self._context, self._pipeline.id, [listed])
 
     def _end_if_recreated(self, track: Track, held: Bounds, is_due: bool) -> bool:
-        """Ends a recreated source partition, or begins it again, if accepted; returns whether.
-
-        It only begins again if nothing was read of its whole topic before that was recreated.
-        """
+        """Ends a recreated partition, or begins one whose topic was not read; returns whether."""
         source, now_ms = self._pipeline.source, self._context.clock.now_ms()
         now = remade_bounds(track.partition, track.head, held, source, self._accept_loss)
         ends = bool(track.head.totals.commits)
         if not ends and (is_due or now is not None):
-            own = {each: one.head for each, one in self._tracks.items()}
-            others = self._heads.with_commits(track.partition.topic, own)
-            error = remade_topic(track.partition, track.head, now or held, others, source)
-            if error is not None and not self._accept_loss:
-                raise error
-            now, ends = (now or held, True) if error is not None else (now, False)
+            others = self._heads.with_commits(track.partition.topic, self.heads())
+            ends = is_topic_remade(track, now or held, others, source, self._accept_loss)
+            now = now or (held if ends else None)
         if now is not None:
             head = ended_head(track.partition, track.head, source, now_ms)
             self._accept(track, head if ends else begun_head(track.head, now, now_ms))
@@ -423,7 +423,7 @@ class Cycle:
 
     def _intend(self, track: Track, limit: str, bounds: Bounds, parts: int) -> None:
         """Step 3."""
-        source, start = self._pipeline.source, track.head.position
+        source, (start, _) = self._pipeline.source, self.span(track.partition, bounds)
         lost = lost_before(track.partition, track.head, bounds, source, self._accept_loss)
         if not source.before(start, limit):
             return

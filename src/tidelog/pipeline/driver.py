@@ -440,8 +440,7 @@ class Driver:
         parts = self._parts(due)
         for partition in due:
             with _contain_errors(partition, bounds, errors):
-                held = bounds[partition]
-                at = cycle.position(partition)
+                at, held = cycle.span(partition, bounds[partition])
                 limits[partition] = self._limit(partition, at, held, parts[partition])
         return _Plan(waiting, limits, parts, everything)
 
@@ -486,10 +485,10 @@ class Driver:
 
     def _count_waiting(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> int:
         """Returns about how many events wait; at least 1 if any do, or if an end went back."""
-        position = cycle.position(partition)
-        if position == bounds.end or cycle.is_ended(partition):
+        start, held = cycle.span(partition, bounds)
+        if start == held.end or cycle.is_ended(partition):
             return 0
-        return max(1, self._pipeline.source.count(position, bounds.end) or 1)
+        return max(1, self._pipeline.source.count(start, held.end) or 1)
 
     def _take_flush_request(self) -> bool:
         """Returns whether a flush was requested since the last look, and forgets the request."""

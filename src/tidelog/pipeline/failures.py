@@ -46,6 +46,7 @@ from tidelog.model.pipeline import (
     joined_gaps,
     offsets_between,
 )
+from tidelog.pipeline.late import late_head
 
 __all__ = [
     "REMADE_REMEDY",
@@ -350,11 +351,14 @@ def vanished_head(head: Progress, end: str, now_ms: int) -> Progress:
 
 def committed_head(head: Progress, manifest: Manifest, done: Commit, note: bytes) -> Progress:
     """Returns the head after a range; ``note`` identifies the partition for its source."""
+    totals = head.totals.plus(manifest, done.committed_ms)
+    if manifest.start != head.position:
+        return late_head(head, manifest, totals)
     return msgspec.structs.replace(
         head,
         position=manifest.end,
         ordinal=manifest.ordinal + manifest.read,
-        totals=head.totals.plus(manifest, done.committed_ms),
+        totals=totals,
         gaps=gaps_after(head, manifest.lost),
         note=note,
     )

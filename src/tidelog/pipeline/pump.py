@@ -99,7 +99,15 @@ def open_pump(
             f"pump `{named.name}`: its topic `{wanted.topic}` was deleted and made again since it "
             "began: give it another --name to pump everything again"
         )
-    return Pipeline(named.name, named.incarnation, source, sink, workers, wanted.transform)
+    return Pipeline(
+        named.name,
+        named.incarnation,
+        source,
+        sink,
+        workers,
+        wanted.transform,
+        goes_back=True,
+    )
 
 
 def is_restore(named: NamedPipeline) -> bool:

@@ -22,9 +22,10 @@ from tidelog.connectors.source import (
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.model.pipeline import Progress
+from tidelog.pipeline.base import Track
 from tidelog.pipeline.failures import REMADE_REMEDY, RemadeError
 
-__all__ = ["TopicHeads", "remade_topic", "without_remade"]
+__all__ = ["TopicHeads", "is_topic_remade", "without_remade"]
 
 
 class TopicHeads:
@@ -58,33 +59,38 @@ class TopicHeads:
         }
 
 
-def remade_topic(
-    partition: SourcePartition,
-    head: Progress,
+def is_topic_remade(
+    track: Track,
     held: Bounds,
     others: Mapping[SourcePartition, Progress],
     source: Source,
-) -> RemadeError | None:
-    """Returns the error of a partition without events whose topic was created again.
+    accept_loss: bool,
+) -> bool:
+    """Returns whether the topic of a partition without events was created again, as accepted.
 
-    ``others`` are heads of the same topic with commits.
+    ``others`` are heads of the same topic with commits. Raises ``RemadeError`` if it was created
+    again and that is not accepted.
     """
+    partition, head = track.partition, track.head
     if isinstance(source, TrackingSource) or not held.incarnation:
-        return None
+        return False
     older = {each: other for each, other in others.items() if not other.is_of(held.incarnation)}
     now = bounds_apart(source, [partition, *older], {}) if older else {}
     found = now.get(partition, held).incarnation
     for each, other in older.items():
         is_here = each in now and now[each].incarnation == found != other.incarnation
-        if is_here or head.incarnation == other.incarnation != found:
-            return RemadeError(
-                f"source partition `{partition.text}`: its topic was deleted and made again: it is "
-                f"{found} now, and was {other.incarnation} when `{each.text}` was read: "
-                f"{REMADE_REMEDY}",
-                partition=partition.text,
-                incarnation=found,
-            )
-    return None
+        if not is_here and not head.incarnation == other.incarnation != found:
+            continue
+        if accept_loss:
+            return True
+        raise RemadeError(
+            f"source partition `{partition.text}`: its topic was deleted and made again: it is "
+            f"{found} now, and was {other.incarnation} when `{each.text}` was read: "
+            f"{REMADE_REMEDY}",
+            partition=partition.text,
+            incarnation=found,
+        )
+    return False
 
 
 def without_remade(

@@ -277,7 +277,9 @@ def _check_readers(
         intent = read_intent(context, reader, move.partition)
         if head is None or head.closed or head.ended:
             continue
-        reached = head.position if intent is None else intent.reach
+        reached = head.position
+        if intent is not None and before(reached, intent.reach):  # else it has gone back
+            reached = intent.reach
         if before(move.to, reached):
             raise InvalidError(
                 f"archive `{pipeline.name}`: {move.partition}: {who} has read it up to {reached}, "

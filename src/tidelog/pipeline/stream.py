@@ -116,7 +116,15 @@ def open_stream(context: Context, name: str, source: str, workers: HandlerWorker
             f"`tidelog pipeline delete {name}` first"
         )
     check_reach(context, named)
-    return Pipeline(named.name, named.incarnation, opened, sink, workers, title=f"stream {name}")
+    return Pipeline(
+        named.name,
+        named.incarnation,
+        opened,
+        sink,
+        workers,
+        title=f"stream {name}",
+        goes_back=True,
+    )
 
 
 def stream_pipeline(context: Context, named: NamedPipeline) -> Pipeline:

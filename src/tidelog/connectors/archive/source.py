@@ -130,7 +130,7 @@ class ArchiveSource:
         with self._open_context() as context:
             found = self._histories(context, self._archive(context), partitions)
         return {
-            each: Bounds(h.first, h.end, h.incarnation, begins=h.begins)
+            each: Bounds(h.first, h.end, h.incarnation, begins=h.begins, gaps=h.gaps)
             for each, h in found.items()
         }
 
