@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import threading
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -50,6 +51,7 @@ RANGE_BOUNDS = BufferBounds(
     window_bytes=4 << 20, ahead_bytes=0, held_bytes=32 << 20, batch_events=1_000
 )
 _CURSOR_MAX = 16_384  # characters
+_rendering = threading.Lock()
 
 From = int | Literal["earliest", "latest"]
 
@@ -95,13 +97,23 @@ def read_page(context: Context, topic: Topic, partition: int, offset: From, limi
     at, room = offset, limits.PAGE_BYTES_MAX
     for stretch in reader.stretches(offset, head.next):
         part = _fitting_stretch(stretch, limit - len(offsets), room)
-        lines.append(batch_lines(part.arrow()))
+        lines.append(_rendered(part.arrow()))
         offsets += part.offsets.tolist()
         at = part.end
         room -= len(lines[-1])
         if room <= 0 or len(offsets) == limit or part.end < stretch.end:
             break
     return Page(b"".join(lines), offsets, offset, at, head.start, head.next)
+
+
+def _rendered(batch: pa.RecordBatch) -> bytes:
+    """Returns events as JSON lines. Threads take turns.
+
+    Python runs one of them at a time anyway; many that all wait to run would keep an event loop
+    beside them from running.
+    """
+    with _rendering:
+        return batch_lines(batch)
 
 
 def _fitting_stretch(stretch: OffsetEvents, count: int, room: int) -> OffsetEvents:
@@ -166,7 +178,7 @@ def read_range(context: Context, topic: Topic, cursor: RangeCursor, limit: int) 
         for batch in playing:
             part = _fitting(batch, limit - count, room)
             if part is not None:
-                lines.append(batch_lines(part))
+                lines.append(_rendered(part))
                 count, room, after = (
                     count + part.num_rows,
                     room - len(lines[-1]),

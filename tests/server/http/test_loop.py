@@ -11,11 +11,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.support.serving import Served, serving
+from tidelog.playback import pages
+from tidelog.server.api import read
 
 EVENTS = 250_000
 LAST = b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
@@ -66,6 +70,35 @@ def test_no_request_holds_the_loop(tmp_path: Path, steps: list[float]) -> None:
                     break
             print(f"{name}: {longest_s * 1000:.1f} ms")
             assert longest_s <= STEP_S_MAX, name
+
+
+def test_pages_become_json_one_at_a_time_and_away_from_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many threads that all want to run would leave the loop hardly any time."""
+    now, most, threads = 0, 0, set()
+    render, join = pages.batch_lines, read._with_events
+
+    def rendered(batch: pa.RecordBatch) -> bytes:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        threading.Event().wait(0.01)  # so that others would begin
+        now -= 1
+        return render(batch)
+
+    def joined(front: bytes, lines: bytes) -> bytes:
+        threads.add(threading.current_thread().name.rpartition("_")[0])
+        return join(front, lines)
+
+    with serving(tmp_path) as served, ThreadPoolExecutor(8) as pool:
+        served.post([{"value": "x"}, {"value": "y"}])
+        monkeypatch.setattr(pages, "batch_lines", rendered)
+        monkeypatch.setattr(read, "_with_events", joined)
+        for path in ("/topics/t/partitions/0/events", "/topics/t/events?start=-1h"):
+            for answer in pool.map(served.client.get, [path] * 16):
+                assert [each["value"] for each in answer.json()["events"]] == ["x", "y"]
+    assert (most, threads) == (1, {"tidelog-serve"})
 
 
 def test_requests_in_one_piece_do_not_hold_the_loop(tmp_path: Path, steps: list[float]) -> None:

@@ -268,33 +268,38 @@ class Reads(EventHandlers):
         wait_s = _seconds(params.get("wait", "0"))
         topic = await self._threads.run(self._home.topic, request.path_params["topic"])
         partition = partition_of(topic, request.path_params["partition"])
-        client = request.scope[ADMISSION].client
-        page = await self._page(topic, partition, (offset, limit), (wait_s, client))
-        self._check(request.scope[ADMISSION])  # it may have waited for long
-        self._metrics.events_out += page.count
-        return _page_response(request, topic, partition, page, limit)
+        admission: Admission = request.scope[ADMISSION]
 
-    async def _page(
-        self, topic: Topic, partition: int, wanted: tuple[From, int], waiting: tuple[float, str]
-    ) -> Page:
+        def read(begin: From) -> tuple[Page, Response]:  # all that is large, away from the loop
+            page = read_page(self._home.context, topic, partition, begin, limit)
+            return page, _page_response(request, topic, partition, page, limit)
+
+        page, response = await self._threads.run(read, offset)
+        if wait_s and not page.count:
+            with self._watch.waiting(topic, (partition,), admission.client) as waiter:
+                page, response = await self._wait(read, page.next, waiter, wait_s)
+        self._check(admission)  # it may have waited for long
+        self._metrics.events_out += page.count
+        return response
+
+    async def _wait(
+        self,
+        read: Callable[[From], tuple[Page, Response]],
+        offset: int,
+        waiter: Waiter,
+        wait_s: float,
+    ) -> tuple[Page, Response]:
         """Returns a page with at least one event, or after some time one without."""
-        wait_s, client = waiting
-        context = self._home.context
-        page = await self._threads.run(read_page, context, topic, partition, *wanted)
-        if page.count or not wait_s:
-            return page
-        offset, limit = page.next, wanted[1]  # what `latest` was then
-        clock = context.clock
+        clock = self._home.context.clock
         until_s = clock.monotonic_s() + wait_s
-        with self._watch.waiting(topic, (partition,), client) as waiter:
-            while True:
-                # Read again first: events may have come before this request could be woken.
-                page = await self._threads.run(read_page, context, topic, partition, offset, limit)
-                offset = page.next
-                if page.count or not await waiter.wait(until_s - clock.monotonic_s()):
-                    return page
-                if not waiter.was_woken:
-                    return page
+        while True:
+            # Read again first: events may have come before this request could be woken.
+            page, response = await self._threads.run(read, offset)
+            offset = page.next
+            if page.count or not await waiter.wait(until_s - clock.monotonic_s()):
+                return page, response
+            if not waiter.was_woken:
+                return page, response
 
     def _show(self, name: str) -> dict[str, Any]:
         topic = self._home.topic(name)
@@ -344,11 +349,14 @@ class ByTimeHandlers:
         cursor, start, end = (params.get(name) for name in ("cursor", "start", "end"))
         if cursor is not None and (start is not None or end is not None):
             raise InvalidError("query: a cursor knows its range: leave out start and end")
-        page = await self._threads.run(
-            self._read, request.path_params["topic"], cursor, (start, end), limit
-        )
+
+        def read() -> tuple[RangePage, Response]:  # all that is large, away from the loop
+            page = self._read(request.path_params["topic"], cursor, (start, end), limit)
+            return page, _range_response(request, page, limit)
+
+        page, response = await self._threads.run(read)
         self._metrics.events_out += page.count
-        return _range_response(request, page, limit)
+        return response
 
     def _read(
         self, name: str, cursor: str | None, given: tuple[str | None, str | None], limit: int
@@ -431,8 +439,7 @@ def _page_response(
             "next": page.next,
         }
     )
-    body = front[:-1] + b',"events":' + _as_array(page.lines) + b"}"
-    return Response(body, headers=headers, media_type="application/json")
+    return Response(_with_events(front, page.lines), headers=headers, media_type="application/json")
 
 
 def _range_response(request: Request, page: RangePage, limit: int) -> Response:
@@ -451,8 +458,7 @@ def _range_response(request: Request, page: RangePage, limit: int) -> Response:
             "next": following,
         }
     )
-    body = front[:-1] + b',"events":' + _as_array(page.lines) + b"}"
-    return Response(body, headers=headers, media_type="application/json")
+    return Response(_with_events(front, page.lines), headers=headers, media_type="application/json")
 
 
 def _json(value: dict[str, Any]) -> Response:
@@ -460,6 +466,10 @@ def _json(value: dict[str, Any]) -> Response:
     return Response(encode(value), headers=headers, media_type="application/json")
 
 
-def _as_array(lines: bytes) -> bytes:
-    """Returns JSON lines as one JSON array; within a line JSON has no newline."""
-    return b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]"
+def _with_events(front: bytes, lines: bytes) -> bytes:
+    """Returns a JSON object with JSON lines as one more array; within a line JSON has no newline.
+
+    Copies the lines, which may be megabytes, no more often than it must.
+    """
+    events = memoryview(lines.replace(b"\n", b","))[:-1]
+    return b"".join((front[:-1], b',"events":[', events, b"]}"))
