@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidelog.connectors.by_url import open_source
-from tidelog.connectors.kafka.client import KafkaPlace, place_of
+from tidelog.connectors.kafka.client import KafkaAddress, source_address
 from tidelog.connectors.kafka.source import KafkaSource
 from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.errors import InvalidError
@@ -17,8 +17,8 @@ from tidelog.model.address import parse_address
 from tidelog.settings import load_settings
 
 
-def kafka(rest: str, **environ: str) -> KafkaPlace:
-    return place_of(parse_address(f"kafka://{rest}"), environ)
+def kafka(rest: str, **environ: str) -> KafkaAddress:
+    return source_address(parse_address(f"kafka://{rest}"), environ)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_secrets_come_from_the_environment_and_stay_out_of_sight() -> None:
     with pytest.raises(InvalidError, match=r"sasl\.username and sasl\.password must be set"):
         open_source(url, environ={})
     source = open_source(url, environ=secrets)
-    place = place_of(parse_address(url), secrets)
+    place = source_address(parse_address(url), secrets)
     assert place.secrets == {"sasl.password": "hush", "ssl.key.password": "hush too"}
     for shown in (source.url, repr(source), repr(place), str(pickle.dumps(source))):
         assert "hush" not in shown
@@ -109,7 +109,7 @@ def test_a_pickled_source_takes_the_secrets_of_where_it_is(monkeypatch: pytest.M
     monkeypatch.setenv("TIDELOG_KAFKA_SASL_PASSWORD", "theirs")
     there = pickle.loads(pickle.dumps(source))
     assert (there.url, there._timeout_s) == (source.url, 3)
-    assert there._place.secrets == {"sasl.password": "theirs"}
+    assert there._kafka.secrets == {"sasl.password": "theirs"}
 
 
 def test_settings_know_the_secrets_of_kafka(tmp_path: Any) -> None:

@@ -57,7 +57,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> type[Group]:
 def sink() -> KafkaSink:
     clock = FakeClock()
     store = MemoryStore(clock)
-    place = kafka._place_of(parse_address("kafka://127.0.0.1:9/t"), {})
+    place = kafka._sink_address(parse_address("kafka://127.0.0.1:9/t"), {})
     settings = KafkaSettings("memory:", 1, "topic", keep_partition=False)
     return KafkaSink(place, settings, lambda _: store, clock)
 

@@ -259,7 +259,7 @@ def test_an_older_driver_is_fenced(home: Home, target: Target) -> None:
     sink = sink_at(home.context, target.url("?partition=same"))
     assert isinstance(sink, KafkaSink)
     clock = home.world.clock
-    old = Transactions(sink._place, GROUP, 10.0, clock)
+    old = Transactions(sink._kafka, GROUP, 10.0, clock)
     old.send(batch_of(numbered(0, 5)).select(STORED_SCHEMA.names), 0, 0)
     sink.publish(stage(sink, [batch_of(numbered(0, 5))]))
     with pytest.raises(UnavailableError, match="another driver has begun to send"):
@@ -273,7 +273,7 @@ def test_an_older_driver_that_hears_of_it_while_it_sends_is_told_why(
 ) -> None:
     sink = sink_at(home.context, target.url("?partition=same"))
     assert isinstance(sink, KafkaSink)
-    old = Transactions(sink._place, GROUP, 10.0, home.world.clock)
+    old = Transactions(sink._kafka, GROUP, 10.0, home.world.clock)
     old._begin()
     sink.publish(stage(sink, [batch_of(numbered(0, 5))]))
     events = batch_of(numbered(0, 5)).select(STORED_SCHEMA.names)
@@ -450,7 +450,7 @@ def test_it_pickles_without_secrets(home: Home, target: Target) -> None:
     sink = open_kafka(address, environ=environ, store=home.store.url)
     data = pickle.dumps(sink)
     assert b"hunter2" not in data
-    assert "hunter2" not in repr(sink) + repr(sink._place)
+    assert "hunter2" not in repr(sink) + repr(sink._kafka)
     sent = pickle.loads(data)
     manifest = stage(sent, [batch_of(numbered(0, 3))])
     sink.publish(manifest)

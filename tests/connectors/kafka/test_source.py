@@ -25,7 +25,7 @@ from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.kafka import reader as kafka_read
-from tidelog.connectors.kafka.client import ClientWatch, open_consumer, place_of
+from tidelog.connectors.kafka.client import ClientWatch, open_consumer, source_address
 from tidelog.connectors.kafka.source import KafkaSource
 from tidelog.connectors.source import Bounds, Chunk, SourcePartition, SourceRange
 from tidelog.context import Context
@@ -43,7 +43,7 @@ _numbers = count()
 
 def source_at(bootstrap: str, topic: str, timeout_s: float = 15) -> KafkaSource:
     address = parse_address(f"kafka://{bootstrap}/{topic}")
-    return KafkaSource(place_of(address, {}), timeout_s=timeout_s)
+    return KafkaSource(source_address(address, {}), timeout_s=timeout_s)
 
 
 class Broker:
@@ -111,7 +111,7 @@ def until(holds: Callable[[], bool], seconds: float = 120) -> None:
 
 def chunks_of(source: KafkaSource, start: int, limit: int, number: int = 0) -> list[Chunk]:
     """A range of a topic, after a look at what every read must keep."""
-    partition = SourcePartition(source._place.topic, str(number))
+    partition = SourcePartition(source._kafka.topic, str(number))
     chunks = list(source.read(SourceRange(partition, str(start), str(limit))))
     assert chunks[-1].position == str(limit)
     at = start
@@ -316,7 +316,7 @@ def test_the_client_tells_how_far_it_has_fetched(broker: Broker) -> None:
     topic = broker.topic()
     broker.send(topic, [b"x"] * 7)
     watch = ClientWatch()
-    place = place_of(parse_address(f"kafka://{broker.bootstrap}/{topic}"), {})
+    place = source_address(parse_address(f"kafka://{broker.bootstrap}/{topic}"), {})
     consumer = open_consumer(place, 0.3, watch, 7)
     consumer.assign([TopicPartition(topic, 0, 0)])
     until(lambda: not consumer.consume(1, 0.1) and watch.fetched == 7)
@@ -537,7 +537,7 @@ def test_brokers_that_are_not_there() -> None:
 def test_credentials_that_are_refused(broker: Broker) -> None:
     options = "?security.protocol=SASL_PLAINTEXT&sasl.mechanisms=PLAIN&sasl.username=me"
     url = f"kafka://{broker.bootstrap}/clicks{options}"
-    place = place_of(parse_address(url), {"TIDELOG_KAFKA_SASL_PASSWORD": "hush"})
+    place = source_address(parse_address(url), {"TIDELOG_KAFKA_SASL_PASSWORD": "hush"})
     error = told_by(lambda timeout_s: KafkaSource(place, timeout_s=timeout_s).partitions(), "SASL")
     assert isinstance(error, InvalidError)
     assert "SASL" in error.message

@@ -26,18 +26,18 @@ from tidelog.model.event import Event, check_timestamp
 
 __all__ = [
     "ClientWatch",
-    "KafkaPlace",
+    "KafkaAddress",
     "TopicRules",
-    "check_properties",
+    "check_consumer_properties",
     "client_properties",
     "consumer_properties",
-    "described",
+    "create_client",
+    "describe_topics",
     "is_lasting",
-    "made",
     "open_admin",
     "open_consumer",
-    "parse_place",
-    "place_of",
+    "parse_kafka_address",
+    "source_address",
     "time_limits",
     "topic_id",
     "topic_rules",
@@ -85,7 +85,7 @@ _NO_REASON = (KafkaError._ALL_BROKERS_DOWN, KafkaError.GROUP_AUTHORIZATION_FAILE
 
 
 @dataclass(frozen=True)
-class KafkaPlace:
+class KafkaAddress:
     """A topic, or a pattern of topics, of one cluster; plain values."""
 
     url: str
@@ -120,9 +120,9 @@ class ClientWatch:
                 self.fetched = max(self.fetched, partition["next_offset"])
 
 
-def parse_place(
+def parse_kafka_address(
     address: Address, environ: Mapping[str, str], role: str, ours: Mapping[str, str]
-) -> KafkaPlace:
+) -> KafkaAddress:
     """Parses ``kafka://host1,host2:9092/TOPIC?property=value``.
 
     ``ours`` maps the properties that a user may not set to the reason.
@@ -149,36 +149,36 @@ def parse_place(
     servers = ",".join(host if _has_port(host) else f"{host}:{port}" for host in hosts)
     topic = address.path.removeprefix("/")
     _check_topic(address.text, topic, role)
-    return KafkaPlace(address.text, servers, topic, dict(address.options), secrets, role)
+    return KafkaAddress(address.text, servers, topic, dict(address.options), secrets, role)
 
 
-def client_properties(place: KafkaPlace, usual: Mapping[str, Any]) -> dict[str, Any]:
+def client_properties(kafka: KafkaAddress, usual: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the properties of the address and the environment, with our defaults for the rest."""
     quiet = dict(_USUAL)
-    if "debug" in place.properties:
+    if "debug" in kafka.properties:
         del quiet["log_level"]  # an address that asks for librdkafka's log gets it
-    return {**quiet, **usual, **place.properties, **place.secrets}
+    return {**quiet, **usual, **kafka.properties, **kafka.secrets}
 
 
-def time_limits(timeout_s: float, place: KafkaPlace) -> dict[str, Any]:
+def time_limits(timeout_s: float, kafka: KafkaAddress) -> dict[str, Any]:
     """Returns limits so that librdkafka tries another broker before we stop waiting."""
     limit_ms = max(1_500, int(timeout_s * 700))
     usual = {"socket.timeout.ms": limit_ms, "socket.connection.setup.timeout.ms": limit_ms}
-    return {name: value for name, value in usual.items() if name not in place.properties}
+    return {name: value for name, value in usual.items() if name not in kafka.properties}
 
 
-def open_admin(place: KafkaPlace, timeout_s: float, watch: ClientWatch) -> AdminClient:
+def open_admin(kafka: KafkaAddress, timeout_s: float, watch: ClientWatch) -> AdminClient:
     """Opens a client for metadata of topics and offsets."""
     properties = {
-        "bootstrap.servers": place.servers,
-        **client_properties(place, {}),
-        **time_limits(timeout_s, place),
+        "bootstrap.servers": kafka.servers,
+        **client_properties(kafka, {}),
+        **time_limits(timeout_s, kafka),
         "error_cb": watch.note,
     }
-    return made(place, lambda: AdminClient(properties))
+    return create_client(kafka, lambda: AdminClient(properties))
 
 
-def described(
+def describe_topics(
     admin: AdminClient, topics: Iterable[str], timeout_s: float, watch: ClientWatch
 ) -> dict[str, TopicDescription]:
     """Describes topics. Raises ``NotFoundError`` for one that does not exist.
@@ -250,15 +250,15 @@ def topic_id(topic: TopicDescription) -> str:
     return "" if text == _NO_ID else text
 
 
-def made(place: KafkaPlace, make: Callable[[], C]) -> C:
+def create_client(kafka: KafkaAddress, make: Callable[[], C]) -> C:
     """Calls ``make``, and raises ``InvalidError`` for invalid properties."""
     try:
         return make()
     except KafkaException as exc:
         reason = " ".join(exc.args[0].str().split())
-        raise InvalidError(f"{place.role} `{place.url}`: {reason}: fix the address") from exc
+        raise InvalidError(f"{kafka.role} `{kafka.url}`: {reason}: fix the address") from exc
     except (TypeError, ValueError) as exc:  # a name reserved by Python, such as a callback
-        raise InvalidError(f"{place.role} `{place.url}`: {exc}: leave it out") from exc
+        raise InvalidError(f"{kafka.role} `{kafka.url}`: {exc}: leave it out") from exc
 
 
 def translated(what: str, error: KafkaError, watch: ClientWatch | None = None) -> TidelogError:
@@ -332,33 +332,37 @@ _READER_DEFAULTS = {
 _QUEUED_MAX = 30_000  # messages to prefetch; ten times more was no faster and took 80 MB more
 
 
-def place_of(address: Address, environ: Mapping[str, str]) -> KafkaPlace:
+def source_address(address: Address, environ: Mapping[str, str]) -> KafkaAddress:
     """Parses ``kafka://host1,host2:9092/TOPIC?property=value`` of a source."""
-    return parse_place(address, environ, "source", _OURS)
+    return parse_kafka_address(address, environ, "source", _OURS)
 
 
-def check_properties(place: KafkaPlace) -> None:
+def check_consumer_properties(kafka: KafkaAddress) -> None:
     """Raises ``InvalidError`` for properties that librdkafka refuses. Sends nothing."""
-    made(place, lambda: Consumer(client_properties(place, _READER_DEFAULTS) | _OWN)).close()
+    create_client(
+        kafka, lambda: Consumer(client_properties(kafka, _READER_DEFAULTS) | _OWN)
+    ).close()
 
 
-def open_consumer(place: KafkaPlace, timeout_s: float, watch: ClientWatch, count: int) -> Consumer:
+def open_consumer(
+    kafka: KafkaAddress, timeout_s: float, watch: ClientWatch, count: int
+) -> Consumer:
     """Opens a client without a group, to read up to ``count`` offsets of one partition."""
     properties = {
-        **consumer_properties(place, timeout_s, count),
+        **consumer_properties(kafka, timeout_s, count),
         "stats_cb": watch.take_statistics,
         "error_cb": watch.note,
     }
-    return made(place, lambda: Consumer(properties))
+    return create_client(kafka, lambda: Consumer(properties))
 
 
-def consumer_properties(place: KafkaPlace, timeout_s: float, count: int) -> dict[str, Any]:
+def consumer_properties(kafka: KafkaAddress, timeout_s: float, count: int) -> dict[str, Any]:
     """Returns the properties of such a client, without its callbacks."""
     return {
-        "bootstrap.servers": place.servers,
+        "bootstrap.servers": kafka.servers,
         "queued.min.messages": max(1, min(_QUEUED_MAX, count)),  # prefetch no more than needed
-        **client_properties(place, _READER_DEFAULTS),
-        **time_limits(timeout_s, place),
+        **client_properties(kafka, _READER_DEFAULTS),
+        **time_limits(timeout_s, kafka),
         **_OWN,
         "statistics.interval.ms": max(100, int(timeout_s * 300)),
     }

@@ -76,7 +76,7 @@ class PartitionRead:
     def _chunks(self, start: int, limit: int) -> Iterator[Chunk]:
         self._check_held(start, limit)
         columns = MessageColumns(self._partition)
-        self._consumer.assign([self._place(start)])
+        self._consumer.assign([self._topic_partition(start)])
         at, seen_s, fetched = start, self._clock.monotonic_s(), self._watch.fetched
         while at < limit:
             messages, end = self._take(at, limit)
@@ -137,7 +137,7 @@ class PartitionRead:
         """Raises ``NotFoundError`` if part of a range was deleted or does not exist."""
         try:
             first, end = self._consumer.get_watermark_offsets(
-                self._place(start), timeout=self._timeout_s
+                self._topic_partition(start), timeout=self._timeout_s
             )
         except KafkaException as exc:
             self._consumer.poll(0)  # delivers the client's callbacks
@@ -168,7 +168,7 @@ class PartitionRead:
             f"{limit} is the end: see that its brokers answer, and try again"
         )
 
-    def _place(self, offset: int) -> TopicPartition:
+    def _topic_partition(self, offset: int) -> TopicPartition:
         return TopicPartition(self._partition.topic, int(self._partition.name), offset)
 
 

@@ -42,15 +42,15 @@ from tidelog.codec.event_batch import STORED_SCHEMA, one_batch
 from tidelog.connectors.archive.staging import discard_files, staged_events
 from tidelog.connectors.kafka.client import (
     ClientWatch,
-    KafkaPlace,
+    KafkaAddress,
     TopicRules,
-    described,
+    describe_topics,
     open_admin,
-    parse_place,
+    parse_kafka_address,
     topic_id,
     topic_rules,
 )
-from tidelog.connectors.kafka.transactions import OURS, Transactions, check_properties
+from tidelog.connectors.kafka.transactions import OURS, Transactions, check_producer_properties
 from tidelog.connectors.sink import ForwardSink, Lot, RangeWriter, SinkContext, TargetSink
 from tidelog.connectors.topic.segments import (
     SegmentTarget,
@@ -94,11 +94,11 @@ def open_kafka(
     Other options are librdkafka's properties. Raises ``NotFoundError`` if the topic does not exist.
     """
     keep_partition = keeps_partition(address)
-    place = _place_of(address, environ)
-    check_properties(place)
-    incarnation, partitions = _look(place, timeout_s)
+    kafka = _sink_address(address, environ)
+    check_producer_properties(kafka)
+    incarnation, partitions = _look(kafka, timeout_s)
     settings = KafkaSettings(store, partitions, incarnation, keep_partition, timeout_s)
-    return KafkaSink(place, settings)
+    return KafkaSink(kafka, settings)
 
 
 class KafkaSink:
@@ -106,19 +106,19 @@ class KafkaSink:
 
     def __init__(
         self,
-        place: KafkaPlace,
+        kafka: KafkaAddress,
         settings: KafkaSettings,
         open_store: Callable[[str], Store] = open_store_here,
         clock: Clock | None = None,
     ) -> None:
-        self._place = place
+        self._kafka = kafka
         self._settings = settings
         self._open_store = open_store
         self._clock = clock or SystemClock()
 
     @property
     def url(self) -> str:
-        return self._place.url
+        return self._kafka.url
 
     @property
     def incarnation(self) -> str:
@@ -137,14 +137,14 @@ class KafkaSink:
         if not manifest.read:
             return
         end = manifest.ordinal + manifest.read
-        if _look(self._place, self._settings.timeout_s)[0] != self.incarnation:
+        if _look(self._kafka, self._settings.timeout_s)[0] != self.incarnation:
             raise NotFoundError(
                 f"{self._what}: was deleted and made again since this pipeline began: "
                 "start a new pipeline into it"
             )
         name = f"tidelog-{manifest.pipeline}-{manifest.partition}"
         timeout_s = self._settings.timeout_s
-        with closing(Transactions(self._place, name, timeout_s, self._clock)) as transactions:
+        with closing(Transactions(self._kafka, name, timeout_s, self._clock)) as transactions:
             reached = transactions.reached()
             number = self._start(manifest, reached, name)
             if number >= end:
@@ -230,27 +230,27 @@ class KafkaSink:
 
     @property
     def _what(self) -> str:
-        return f"kafka topic `{self._place.topic}`"
+        return f"kafka topic `{self._kafka.topic}`"
 
 
-def _place_of(address: Address, environ: Mapping[str, str]) -> KafkaPlace:
-    place = parse_place(address, environ, "sink", OURS)
-    properties = {name: text for name, text in place.properties.items() if name != "partition"}
-    return replace(place, properties=properties)
+def _sink_address(address: Address, environ: Mapping[str, str]) -> KafkaAddress:
+    kafka = parse_kafka_address(address, environ, "sink", OURS)
+    properties = {name: text for name, text in kafka.properties.items() if name != "partition"}
+    return replace(kafka, properties=properties)
 
 
-def _look(place: KafkaPlace, timeout_s: float) -> tuple[str, int]:
+def _look(kafka: KafkaAddress, timeout_s: float) -> tuple[str, int]:
     """Returns the id of the topic and its number of partitions."""
     watch = ClientWatch()
-    admin = open_admin(place, timeout_s, watch)
-    topic = described(admin, [place.topic], timeout_s, watch)[place.topic]
-    return topic_id(topic) or f"{place.servers}/{place.topic}", len(topic.partitions)
+    admin = open_admin(kafka, timeout_s, watch)
+    topic = describe_topics(admin, [kafka.topic], timeout_s, watch)[kafka.topic]
+    return topic_id(topic) or f"{kafka.servers}/{kafka.topic}", len(topic.partitions)
 
 
 def _reopen(url: str, settings: KafkaSettings) -> KafkaSink:
     """Opens the sink in another process, with the secrets of that process."""
     environ = os.environ  # noqa: TID251 - a worker reads its own environment
-    return KafkaSink(_place_of(parse_address(url), environ), settings)
+    return KafkaSink(_sink_address(parse_address(url), environ), settings)
 
 
 _: type[TargetSink] = KafkaSink
@@ -265,16 +265,14 @@ def open_kafka_playback(address: Address, setting: SinkContext) -> KafkaPlayback
     timeout_s = _BRIEF_S if setting.is_brief else _TIMEOUT_S
     # Checks the topic and the properties.
     open_kafka(address, environ=setting.environ, store="", timeout_s=timeout_s)
-    place = parse_place(address, setting.environ, "sink", OURS)
-    properties = {name: text for name, text in place.properties.items() if name != "partition"}
-    place = replace(place, properties=properties)
+    kafka = _sink_address(address, setting.environ)
     name = f"tidelog-playback-{setting.id}"
     rules = TopicRules()
     if setting.is_brief:
-        rules = topic_rules(open_admin(place, timeout_s, ClientWatch()), place.topic, timeout_s)
-    transactions = Transactions(place, name, timeout_s, setting.clock)
+        rules = topic_rules(open_admin(kafka, timeout_s, ClientWatch()), kafka.topic, timeout_s)
+    transactions = Transactions(kafka, name, timeout_s, setting.clock)
     if setting.name is not None:
-        _begin_playback(transactions, setting, f"kafka topic `{place.topic}`: its group `{name}`")
+        _begin_playback(transactions, setting, f"kafka topic `{kafka.topic}`: its group `{name}`")
     return KafkaPlaybackSink(transactions, keep_partition, rules)
 
 

@@ -33,13 +33,13 @@ from confluent_kafka.admin import OffsetSpec, TopicDescription  # type: ignore[a
 from tidelog.clock import Clock, SystemClock
 from tidelog.connectors.kafka.client import (
     ClientWatch,
-    KafkaPlace,
-    check_properties,
+    KafkaAddress,
+    check_consumer_properties,
     consumer_properties,
-    described,
+    describe_topics,
     open_admin,
     open_consumer,
-    place_of,
+    source_address,
     topic_id,
     translated,
 )
@@ -85,9 +85,9 @@ def open_kafka(address: Address, *, environ: Mapping[str, str]) -> KafkaSource:
     Options are librdkafka's properties. Passwords come from ``TIDELOG_KAFKA_SASL_PASSWORD`` and
     similar variables in ``environ``. Raises ``InvalidError`` for unknown or forbidden properties.
     """
-    place = place_of(address, environ)
-    check_properties(place)
-    return KafkaSource(place)
+    kafka = source_address(address, environ)
+    check_consumer_properties(kafka)
+    return KafkaSource(kafka)
 
 
 class KafkaSource:
@@ -97,18 +97,18 @@ class KafkaSource:
     """
 
     def __init__(
-        self, place: KafkaPlace, *, timeout_s: float = _TIMEOUT_S, clock: Clock | None = None
+        self, kafka: KafkaAddress, *, timeout_s: float = _TIMEOUT_S, clock: Clock | None = None
     ) -> None:
-        self._place = place
+        self._kafka = kafka
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
 
     @property
     def url(self) -> str:
-        return self._place.url
+        return self._kafka.url
 
     def partitions(self) -> list[SourcePartition]:
-        topics = _Questions(self._place, self._timeout_s, self._clock).topics()
+        topics = _ClusterRequests(self._kafka, self._timeout_s, self._clock).topics()
         return [
             SourcePartition(name, str(n)) for name in sorted(topics) for n in sorted(topics[name])
         ]
@@ -121,12 +121,12 @@ class KafkaSource:
         if not positions:
             return
         watch = ClientWatch()
-        admin = open_admin(self._place, self._timeout_s, watch)
+        admin = open_admin(self._kafka, self._timeout_s, watch)
         offsets = [
             TopicPartition(each.topic, int(each.name), int(position))
             for each, position in positions.items()
         ]
-        what = f"consumer group `{group}` of `{self._place.url}`"
+        what = f"consumer group `{group}` of `{self._kafka.url}`"
         try:
             wanted = [ConsumerGroupTopicPartitions(group, offsets)]
             done = admin.alter_consumer_group_offsets(wanted, request_timeout=self._timeout_s)
@@ -144,15 +144,15 @@ class KafkaSource:
 
         Asks for the first offset first, so it is never past the end.
         """
-        questions = _Questions(self._place, self._timeout_s, self._clock)
-        made = questions.check_there(partitions)
-        first = questions.offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        end = questions.offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        cluster = _ClusterRequests(self._kafka, self._timeout_s, self._clock)
+        ids = cluster.check_there(partitions)
+        first = cluster.offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        end = cluster.offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return {
             each: Bounds(
                 str(first[each]),
                 str(end[each]),
-                made[each.topic],
+                ids[each.topic],
                 begins="retention" if first[each] else "earliest",
             )
             for each in partitions
@@ -169,7 +169,7 @@ class KafkaSource:
             yield Chunk(MessageColumns(range.partition).take(), range.limit)
             return
         watch = ClientWatch()
-        consumer = open_consumer(self._place, self._timeout_s, watch, limit - start)
+        consumer = open_consumer(self._kafka, self._timeout_s, watch, limit - start)
         try:
             reading = PartitionRead(
                 consumer,
@@ -186,19 +186,19 @@ class KafkaSource:
     def _records(self, range: SourceRange, watch: ClientWatch, offset: int) -> RecordConsumer:
         """Opens a client that reads the rest of a range from an offset."""
         count = offset_at(range.limit) - offset
-        properties = consumer_properties(self._place, self._timeout_s, count)
+        properties = consumer_properties(self._kafka, self._timeout_s, count)
         return RecordConsumer(properties, range.partition, offset, watch)
 
     def _check(self, range: SourceRange) -> None:
         """Raises ``NotFoundError`` if the topic is not the one that the range was planned for."""
         if range.incarnation:
-            questions = _Questions(self._place, self._timeout_s, self._clock)
-            made = questions.check_there([range.partition])
-            check_incarnation(range, made[range.partition.topic])
+            cluster = _ClusterRequests(self._kafka, self._timeout_s, self._clock)
+            ids = cluster.check_there([range.partition])
+            check_incarnation(range, ids[range.partition.topic])
 
     def may_vanish(self) -> bool:
         """Returns True for a pattern: a deleted topic just stops matching."""
-        return self._place.is_pattern
+        return self._kafka.is_pattern
 
     def reader(self, range: SourceRange) -> DirectReader:
         return DirectReader(self, range)
@@ -223,25 +223,25 @@ class KafkaSource:
         return f"KafkaSource({self.url!r})"
 
 
-class _Questions:
+class _ClusterRequests:
     """Requests to a cluster, through one client."""
 
-    def __init__(self, place: KafkaPlace, timeout_s: float, clock: Clock) -> None:
-        self._place = place
+    def __init__(self, kafka: KafkaAddress, timeout_s: float, clock: Clock) -> None:
+        self._kafka = kafka
         self._timeout_s = timeout_s
         self._clock = clock
         self._watch = ClientWatch()
-        self._admin = open_admin(place, timeout_s, self._watch)
+        self._admin = open_admin(kafka, timeout_s, self._watch)
 
     def topics(self) -> dict[str, set[int]]:
         """Returns the partitions of the topic, or of each topic that matches the pattern."""
-        if not self._place.is_pattern:
-            return _numbers(self._describe({self._place.topic}))
-        pattern = re.compile(self._place.topic)
+        if not self._kafka.is_pattern:
+            return _numbers(self._describe({self._kafka.topic}))
+        pattern = re.compile(self._kafka.topic)
         try:
             found = self._admin.list_topics(timeout=self._timeout_s).topics
         except KafkaException as exc:
-            raise self._failure(f"kafka `{self._place.servers}`", exc.args[0]) from exc
+            raise self._failure(f"kafka `{self._kafka.servers}`", exc.args[0]) from exc
         return {
             name: set(topic.partitions)
             for name, topic in found.items()
@@ -270,7 +270,7 @@ class _Questions:
         """Returns the first or end offset of each. Asks again for partitions that move."""
         known: dict[SourcePartition, int] = {}
         deadline_s = self._clock.monotonic_s() + self._timeout_s
-        while asked := {_place(each): each for each in partitions if each not in known}:
+        while asked := {_topic_partition(each): each for each in partitions if each not in known}:
             left_s = max(1.0, deadline_s - self._clock.monotonic_s())
             answers = self._admin.list_offsets(
                 dict.fromkeys(asked, wanted),
@@ -278,10 +278,10 @@ class _Questions:
                 request_timeout=left_s,
             )
             moving: TidelogError | None = None
-            for place, answer in answers.items():
-                found = self._answer(asked[place], answer, left_s)
+            for each, answer in answers.items():
+                found = self._answer(asked[each], answer, left_s)
                 if isinstance(found, int):
-                    known[asked[place]] = found
+                    known[asked[each]] = found
                 else:
                     moving = found
             if moving is not None:
@@ -311,14 +311,14 @@ class _Questions:
         raise self._failure(what, error)
 
     def _describe(self, topics: set[str]) -> dict[str, TopicDescription]:
-        return described(self._admin, topics, self._timeout_s, self._watch)
+        return describe_topics(self._admin, topics, self._timeout_s, self._watch)
 
     def _failure(self, what: str, error: KafkaError) -> TidelogError:
         self._admin.poll(0)  # delivers the client's callbacks
         return translated(what, error, self._watch)
 
     def _isolation(self) -> IsolationLevel:
-        level = self._place.properties.get("isolation.level", "")
+        level = self._kafka.properties.get("isolation.level", "")
         uncommitted = level.lower() == "read_uncommitted"
         return IsolationLevel.READ_UNCOMMITTED if uncommitted else IsolationLevel.READ_COMMITTED
 
@@ -326,7 +326,7 @@ class _Questions:
 def _reopen(url: str, timeout_s: float) -> KafkaSource:
     """Opens the source in another process, with the secrets of that process."""
     environ = os.environ  # noqa: TID251 - a worker reads its own environment
-    return KafkaSource(place_of(parse_address(url), environ), timeout_s=timeout_s)
+    return KafkaSource(source_address(parse_address(url), environ), timeout_s=timeout_s)
 
 
 def _numbers(topics: Mapping[str, TopicDescription]) -> dict[str, set[int]]:
@@ -334,7 +334,7 @@ def _numbers(topics: Mapping[str, TopicDescription]) -> dict[str, set[int]]:
     return {name: {each.id for each in topic.partitions} for name, topic in topics.items()}
 
 
-def _place(partition: SourcePartition) -> TopicPartition:
+def _topic_partition(partition: SourcePartition) -> TopicPartition:
     return TopicPartition(partition.topic, _number(partition))
 
 

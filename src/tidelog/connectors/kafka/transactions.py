@@ -26,9 +26,9 @@ from tidelog.codec.event_batch import batch_bytes
 from tidelog.codec.sizes import slices
 from tidelog.connectors.kafka.client import (
     ClientWatch,
-    KafkaPlace,
+    KafkaAddress,
     client_properties,
-    made,
+    create_client,
     time_limits,
     translated,
 )
@@ -36,7 +36,7 @@ from tidelog.connectors.kafka.records import kafka_headers, time_to_kafka
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.model import limits
 
-__all__ = ["OURS", "Transactions", "check_properties"]
+__all__ = ["OURS", "Transactions", "check_producer_properties"]
 
 OURS = {
     "acks": "an event counts once all replicas have it",
@@ -106,10 +106,10 @@ _REFUSED = (
 )
 
 
-def check_properties(place: KafkaPlace) -> None:
+def check_producer_properties(kafka: KafkaAddress) -> None:
     """Raises ``InvalidError`` for properties that librdkafka refuses. Sends nothing."""
     name = {"transactional.id": "check"}
-    made(place, lambda: Producer(client_properties(place, _USUAL) | name))
+    create_client(kafka, lambda: Producer(client_properties(kafka, _USUAL) | name))
 
 
 class Transactions:
@@ -119,8 +119,8 @@ class Transactions:
     loses nothing. Raises ``InvalidError`` for what the brokers refuse.
     """
 
-    def __init__(self, place: KafkaPlace, name: str, timeout_s: float, clock: Clock) -> None:
-        self._place = place
+    def __init__(self, kafka: KafkaAddress, name: str, timeout_s: float, clock: Clock) -> None:
+        self._kafka = kafka
         self._name = name
         self._timeout_s = timeout_s
         self._clock = clock
@@ -129,10 +129,10 @@ class Transactions:
         self._began_s: float | None = None
         self._undelivered: KafkaError | None = None  # why brokers refused an event
         shared = {
-            "bootstrap.servers": place.servers,
-            **client_properties(place, _USUAL),
-            **time_limits(timeout_s, place),
-            **_quiet(place),
+            "bootstrap.servers": kafka.servers,
+            **client_properties(kafka, _USUAL),
+            **time_limits(timeout_s, kafka),
+            **_quiet(kafka),
             "error_cb": self._watch.note,
         }
         own = {
@@ -140,7 +140,7 @@ class Transactions:
             "delivery.report.only.error": True,
             "on_delivery": self._note_undelivered,
         }
-        self._producer = made(place, lambda: Producer(shared | own))
+        self._producer = create_client(kafka, lambda: Producer(shared | own))
         self._transaction_s = int(shared["transaction.timeout.ms"]) / 1000
         self._consumer = self._open_consumer()
         try:
@@ -152,7 +152,7 @@ class Transactions:
 
     def reached(self) -> int | None:
         """Returns the number of the next event, from the last transaction; None if none."""
-        asked = [TopicPartition(self._place.topic, 0)]
+        asked = [TopicPartition(self._kafka.topic, 0)]
         try:
             (found,) = self._consumer.committed(asked, timeout=self._timeout_s)
             if found.error is not None:
@@ -160,7 +160,7 @@ class Transactions:
         except KafkaException as exc:
             if exc.args[0].code() == KafkaError._TIMED_OUT:  # the brokers responded before
                 raise UnavailableError(
-                    f"kafka topic `{self._place.topic}`: its brokers do not return the offset "
+                    f"kafka topic `{self._kafka.topic}`: its brokers do not return the offset "
                     f"of group `{self._name}`: try again; if that lasts, a transaction hangs: see "
                     "`kafka-transactions.sh find-hanging`"
                 ) from exc
@@ -204,17 +204,17 @@ class Transactions:
 
     def _open_consumer(self) -> Consumer:
         """Opens a consumer that never joins: it reads the group's offsets and names the group."""
-        place = self._place
+        kafka = self._kafka
         properties: dict[str, Any] = {
-            "bootstrap.servers": place.servers,
-            **client_properties(place, {}),
-            **time_limits(self._timeout_s, place),
+            "bootstrap.servers": kafka.servers,
+            **client_properties(kafka, {}),
+            **time_limits(self._timeout_s, kafka),
             "group.id": self._name,
             "enable.auto.commit": False,
             "isolation.level": "read_committed",  # wait for transactions that are being completed
             "error_cb": self._watch.note,
         }
-        return made(place, lambda: Consumer(properties))
+        return create_client(kafka, lambda: Consumer(properties))
 
     def _note_undelivered(self, error: KafkaError, _: object) -> None:
         self._undelivered = self._undelivered or error
@@ -227,7 +227,7 @@ class Transactions:
 
     def _commit(self, number: int) -> None:
         group = self._consumer.consumer_group_metadata()
-        offsets = [TopicPartition(self._place.topic, 0, number)]
+        offsets = [TopicPartition(self._kafka.topic, 0, number)]
         self._producer.send_offsets_to_transaction(offsets, group, self._timeout_s)
         self._producer.commit_transaction(self._transaction_s)
         self._began_s = None
@@ -240,7 +240,7 @@ class Transactions:
         return old or self._open_events >= _EVENTS_MAX or self._open_bytes >= _BYTES_MAX
 
     def _produce(self, batch: pa.RecordBatch, where: int) -> None:
-        produce, topic = self._producer.produce, self._place.topic
+        produce, topic = self._producer.produce, self._kafka.topic
         for value, key, time_ms, headers in _records(batch):
             while True:
                 try:
@@ -268,7 +268,7 @@ class Transactions:
                 error = told.args[0]
         if error.code() == KafkaError._STATE and self._undelivered is not None:
             error = self._undelivered  # it came first; the call itself only says that it is late
-        what = f"kafka topic `{self._place.topic}`"
+        what = f"kafka topic `{self._kafka.topic}`"
         reason = " ".join(error.str().split())
         if error.code() in _FENCED:
             return UnavailableError(
@@ -293,9 +293,9 @@ class Transactions:
             self._producer.abort_transaction(self._timeout_s)
 
 
-def _quiet(place: KafkaPlace) -> dict[str, Any]:
+def _quiet(kafka: KafkaAddress) -> dict[str, Any]:
     """Returns a disabled logger: librdkafka prints fencing errors at any log level."""
-    if "debug" in place.properties:
+    if "debug" in kafka.properties:
         return {}
     logger = logging.getLogger(__name__)
     logger.disabled = True
