@@ -44,6 +44,22 @@ AWAY = """Traceback (most recent call last):
 ConnectionRefusedError: [Errno 111] Connection refused
 """
 LOST = "Job aborted due to stage failure: ExecutorLostFailure (executor 1 exited)\nDriver stack:"
+JAVA = """An error occurred while calling o78.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 \
+times, most recent failure: Lost task 0.0 in stage 0.0 (TID 0) (localhost executor driver): {}
+\tat org.apache.spark.sql.vectorized.ColumnarBatch.column(ColumnarBatch.java:1)
+
+Driver stacktrace:
+"""
+COLUMNS = JAVA.format(
+    "java.lang.ArrayIndexOutOfBoundsException: Index 3 out of bounds for length 3"
+)
+CRASHED = JAVA.format(
+    "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)."
+)
+TYPES = """[UNSUPPORTED_CALL.WITHOUT_SUGGESTION] Cannot call the method "getLong" of the class \
+"org.apache.spark.sql.vectorized.ArrowColumnVector$ArrowVectorAccessor".  SQLSTATE: 0A000
+"""
 RAISED = "[USER_RAISED_EXCEPTION] not expected SQLSTATE: P0001\n\tat org.apache.spark.sql"
 
 
@@ -55,6 +71,9 @@ RAISED = "[USER_RAISED_EXCEPTION] not expected SQLSTATE: P0001\n\tat org.apache.
         (RAISED, InvalidError, r"failed \(\[USER_RAISED_EXCEPTION\] not expected\): fix it"),
         (MISSING, InvalidError, "tidelog is not installed on the executors: set PYSPARK_PYTHON"),
         (PANDAS, InvalidError, "pandas is not installed"),
+        (COLUMNS, InvalidError, r"\(ArrayIndexOutOfBoundsException: Index 3 .* other columns"),
+        (TYPES, InvalidError, r"\(\[UNSUPPORTED_CALL.* the method \"getLong\".*\): fix it"),
+        (CRASHED, UnavailableError, r"\(SparkException: Python worker exited .*\): try again"),
         (AWAY, UnavailableError, r"\(ConnectionRefusedError: \[Errno 111\].*\): try again"),
         (LOST, UnavailableError, r"\(Job aborted .*ExecutorLostFailure.*\): try again"),
         ("", UnavailableError, r"\(RuntimeError\): try again"),

@@ -158,8 +158,8 @@ class Builder:
         self.settings[name] = value
         return self
 
-    def getOrCreate(self) -> None:  # noqa: N802
-        pass
+    def getOrCreate(self) -> Builder:  # noqa: N802
+        return self
 
 
 def test_ui_is_on_for_clusters_and_can_be_turned_on_elsewhere(
@@ -168,6 +168,7 @@ def test_ui_is_on_for_clusters_and_can_be_turned_on_elsewhere(
     def ui(master: str, conf: dict[str, str] | None = None) -> str | None:
         builder = Builder()
         monkeypatch.setattr(workers.SparkSession, "builder", builder)
+        monkeypatch.setattr(workers.SparkSession, "_instantiatedSession", None)
         open_spark(master, "x", conf)
         return builder.settings.get("spark.ui.enabled")  # Spark's own default is true
 

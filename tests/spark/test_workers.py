@@ -141,6 +141,23 @@ def test_spark_connect_is_refused_beside_a_session_of_a_master(
         open_spark("sc://localhost", "x")
 
 
+@pytest.mark.spark
+def test_session_of_the_process_keeps_its_settings(local_spark: SparkSession) -> None:
+    local_spark.udf.register("twice", lambda text: text * 2)
+    local_spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    before = dict(local_spark.conf.getAll)
+    try:
+        opened = open_spark("local[1]", "x", {sessions.BATCH_ROWS: "7"})
+        assert opened.conf.get("spark.sql.session.timeZone") == "UTC"
+        assert opened.conf.get(sessions.BATCH_ROWS) == "7"
+        assert opened.sql("SELECT twice('a')").first() == ("aa",), "functions are there"
+        assert opened.sparkContext is local_spark.sparkContext
+        assert dict(local_spark.conf.getAll) == before
+        assert SparkSession.getActiveSession() is local_spark
+    finally:
+        local_spark.conf.unset("spark.sql.session.timeZone")
+
+
 @pytest.mark.parametrize("is_own", [True, False])
 def test_session_leaves_the_process_its_own_handler_of_ctrl_c(is_own: bool) -> None:
     before = signal.getsignal(signal.SIGINT)

@@ -189,6 +189,14 @@ def test_half_a_millisecond_before_1970_is_refused_not_rounded_up() -> None:
         stored(pa.record_batch({"value": pa.array([b"x"]), "timestamp": times}), 0)
 
 
+def test_both_hours_at_the_end_of_summer_time_are_stored() -> None:
+    first = 1_730_611_800_000_500  # 2024-11-03 01:30 in New York, and an hour later again
+    times = pa.array([first, first + 3_600_000_000], pa.timestamp("us", "America/New_York"))
+    found = stored(pa.record_batch({"value": pa.array([b"x", b"y"]), "timestamp": times}), 0)
+    moments = found.column("timestamp").cast(pa.int64()).to_pylist()
+    assert moments == [first // 1_000, first // 1_000 + 3_600_000]
+
+
 def test_microseconds_are_rounded_towards_the_past() -> None:
     times = pa.array([1_999, None], pa.timestamp("us", "UTC"))
     found = stored(pa.record_batch({"value": pa.array([b"x", b"y"]), "timestamp": times}), 7)

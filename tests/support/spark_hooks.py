@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -59,6 +60,10 @@ def doubled(events: DataFrame) -> DataFrame:
 def exploded(events: DataFrame) -> DataFrame:
     twice = functions.explode(functions.array(functions.lit(1), functions.lit(2)))
     return events.withColumn("n", twice).drop("n")
+
+
+def exits(events: DataFrame) -> DataFrame:
+    sys.exit(4)
 
 
 def cut_short(events: DataFrame) -> DataFrame:

@@ -69,6 +69,7 @@ _WRITABLE: dict[str, tuple[DataType, ...]] = {
 }
 _IGNORED = ("topic", "offset")  # so that what was read can be written unchanged
 _MILLISECONDS = pa.timestamp("ms", "UTC")
+_MICROSECONDS = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +158,10 @@ def floored_times(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedAr
     """Returns Spark's microseconds as an event's milliseconds, rounded down.
 
     A plain cast rounds towards 1970, and would make 23:59:59.9995 of the day before a valid time.
+    Spark's times are in the session's time zone. Arrow rounds local times, and refuses those of the
+    hour that the end of summer time repeats, so they become UTC first.
     """
-    return pc.floor_temporal(column, unit="millisecond").cast(_MILLISECONDS)
+    return pc.floor_temporal(column.cast(_MICROSECONDS), unit="millisecond").cast(_MILLISECONDS)
 
 
 # Made of buffers: `pa.array` and `pa.scalar` would first import pandas, in every Python worker.

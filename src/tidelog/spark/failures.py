@@ -18,11 +18,17 @@ from tidelog.spark.python_worker import worker_name
 __all__ = ["cause_of", "job_error", "one_line", "start_error"]
 
 _RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?")  # the last line of a traceback
-# Spark's errors with the states of SQL for wrong data, wrong names, and `raise_error`.
-_SPARK_ERROR = re.compile(r"(\[[A-Z][A-Z0-9_.]+\] .+?)\s*SQLSTATE: (?:22|42|P0)\w{3}", re.DOTALL)
+# Spark's errors with the states of SQL for what it cannot do, wrong data, wrong names, and
+# `raise_error`.
+_SPARK_ERROR = re.compile(r"(\[[A-Z][A-Z0-9_.]+\] .+?)\s*SQLSTATE: (?:0A|22|42|P0)\w{3}", re.DOTALL)
+# What a task's Java raised, which Spark hides in the middle of a long line.
+_LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): (.+)")
+# What Java raises for columns that are missing or of another type than a function declares.
+_WRONG_COLUMNS = ("ArrayIndexOutOfBoundsException", "ClassCastException")
 _MISSING = re.compile(r"No module named '([\w.]+)'")
 _NEEDS_PANDAS = re.compile(r"Pandas >= [\d.]+ must be installed", re.IGNORECASE)
 _MAY_PASS = ("OSError", "Timeout", "Connection", "MemoryError", "BrokenPipe", "EOFError")
+_JAVA_PACKAGE = re.compile(r"^(?:[\w$]+\.)+(?=[\w$]+:)")
 _JAVA_CLASS = re.compile(r"^(?:[\w$]+\.)+[\w$]+: ")
 _WRONG_SETTINGS = (
     "Could not parse Master URL",
@@ -89,12 +95,12 @@ def start_error(exc: Exception) -> TidelogError:
     return kind(f"Spark: could not be started ({cause}): {do}")
 
 
-def cause_of(exc: Exception) -> str:
+def cause_of(exc: BaseException) -> str:
     """Returns the cause of an error of Spark in one line: what Python raised, if it did."""
     text = str(exc)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    found = _mistake(text) or _raised(text) or (lines[0] if lines else type(exc).__name__)
-    return found[:_LENGTH_MAX]
+    first = lines[0] if lines else type(exc).__name__
+    return (_mistake(text) or _raised(text) or _lost(text) or first)[:_LENGTH_MAX]
 
 
 def _mistake(text: str) -> str:
@@ -103,8 +109,17 @@ def _mistake(text: str) -> str:
     if raised:
         name = raised.partition(":")[0]
         return "" if any(each in name for each in _MAY_PASS) else raised
+    lost = _lost(text)
+    if lost.startswith(_WRONG_COLUMNS):
+        return f"{lost}: a function returned other columns than it declares"
     found = _SPARK_ERROR.search(text)
     return found[1].splitlines()[0][:_LENGTH_MAX] if found is not None else ""
+
+
+def _lost(text: str) -> str:
+    """Returns what Java raised in the task that failed, without its package; "" if unknown."""
+    found = _LOST_TASK.search(text)
+    return "" if found is None else _JAVA_PACKAGE.sub("", found[1])[:_LENGTH_MAX]
 
 
 def _raised(text: str) -> str:

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +50,8 @@ LOTS_PER_CORE = 4  # Spark tasks; more of them only cost time, fewer leave cores
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _REPLACING = threading.Lock()
+_OPENING = threading.Lock()
+_OWN: weakref.WeakSet[SparkSession] = weakref.WeakSet()  # sessions that were opened here
 _OF_QUERIES = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",  # of reads of the format `tidelog`
@@ -72,7 +75,10 @@ _COUNTED = 4_096  # rows, which Spark spreads over all cores
 
 
 def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """Opens a session for pipelines on any master, or returns the existing one.
+    """Opens a session for pipelines on any master, or returns the one that it opened before.
+
+    A process has one master. If it has a session of its own, such as a notebook, the new one runs
+    on the same master. It has the other's functions and views, and separate settings.
 
     Raises ``InvalidError`` for Spark Connect beside a session of a master in this process.
     """
@@ -84,12 +90,24 @@ def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) ->
     if master.startswith("local"):
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings |= _OF_THIS_MACHINE
-    builder = SparkSession.builder.master(master).appName(f"tidelog {name}")
-    for key, value in {**settings, **(conf or {})}.items():
-        builder = builder.config(key, value)
-    with _keeping_interrupts():
-        session: SparkSession = builder.getOrCreate()
+    settings |= conf or {}
+    with _OPENING:
+        users = SparkSession._instantiatedSession
+        if users is not None and users not in _OWN and _can_run(users.sparkContext):
+            return _beside(users, settings)
+        builder = SparkSession.builder.master(master).appName(f"tidelog {name}")
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        with _keeping_interrupts():
+            session: SparkSession = builder.getOrCreate()
+        _OWN.add(session)
     return session
+
+
+def _beside(users: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """Returns a copy of a session of the process, with those settings that can still be changed."""
+    java: Any = users._jsparkSession
+    return SparkSession(users.sparkContext, java.cloneSession(), dict(settings))
 
 
 @contextlib.contextmanager

@@ -154,7 +154,7 @@ def _apply(name: str, events: DataFrame) -> DataFrame:
         result: Any = load_transform(name)(events)
     except TidelogError:
         raise
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:  # an exit would end a thread without a word
         if not is_alive(events.sparkSession):
             raise
         cause = f"{type(exc).__name__}: {cause_of(exc)}"
@@ -326,8 +326,10 @@ def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput | _Lar
             continue
         rows = _as_events(task, batch)
         offsets = rows.column("offset").to_numpy()
-        if int(offsets[0]) <= last or bool((np.diff(offsets) <= 0).any()):
-            raise _rule_error(task, f"offsets do not rise after {last}")
+        falls = np.flatnonzero(np.diff(offsets, prepend=last) <= 0)
+        if len(falls):
+            before = int(offsets[falls[0] - 1]) if falls[0] else last
+            raise _rule_error(task, f"offsets do not rise after {before}")
         last = int(offsets[-1])
         written.append(offsets)
         writer.write(rows)
