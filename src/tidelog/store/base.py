@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tidelog.errors import (
@@ -67,6 +67,8 @@ class ObjectInfo:
     size: int
     etag: str
     modified_ms: int
+    file: str = field(default="", compare=False)  # device and inode; two names may have the same
+    is_link: bool = field(default=False, compare=False)  # a link, or in a folder that is one
 
 
 @dataclass(frozen=True, slots=True)

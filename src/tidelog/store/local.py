@@ -155,7 +155,7 @@ class LocalStore:
         if folder:
             check_key(folder)
         with _translated(prefix):
-            yield from self._walk(folder, prefix, start_after)
+            yield from self._walk(folder, prefix, start_after, False)
 
     def delete(self, keys: Iterable[str]) -> None:
         with _translated("delete"), self._locked():
@@ -326,7 +326,9 @@ class LocalStore:
             _lock_files.discard(descriptor)
             os.close(descriptor)
 
-    def _walk(self, folder: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+    def _walk(
+        self, folder: str, prefix: str, start_after: str, is_link: bool
+    ) -> Iterator[ObjectInfo]:
         """Yields objects below a folder in key order; a folder sorts as its name and a slash."""
         try:
             with os.scandir(self._root / folder) as entries:
@@ -345,10 +347,11 @@ class LocalStore:
                 is_passed = start_after == after_folder(key[:-1])
                 is_after = key > start_after or (start_after.startswith(key) and not is_passed)
                 if may_match and is_after:
-                    yield from self._walk(key[:-1], prefix, start_after)
+                    linked = is_link or entry.is_symlink()
+                    yield from self._walk(key[:-1], prefix, start_after, linked)
             elif key.startswith(prefix) and key > start_after:
                 try:
-                    info = _info(key, _stat_of(entry))
+                    info = _info(key, _stat_of(entry), is_link or entry.is_symlink())
                 except FileNotFoundError:
                     continue  # deleted since the folder was read
                 except PermissionError as exc:
@@ -545,8 +548,10 @@ def _etag(stat: os.stat_result) -> str:
     return f"{stat.st_ino:x}-{stat.st_size:x}-{stat.st_mtime_ns:x}"
 
 
-def _info(key: str, stat: os.stat_result) -> ObjectInfo:
-    return ObjectInfo(key, stat.st_size, _etag(stat), stat.st_mtime_ns // 1_000_000)
+def _info(key: str, stat: os.stat_result, is_link: bool = False) -> ObjectInfo:
+    file = f"{stat.st_dev:x}-{stat.st_ino:x}"
+    modified_ms = stat.st_mtime_ns // 1_000_000
+    return ObjectInfo(key, stat.st_size, _etag(stat), modified_ms, file, is_link)
 
 
 def _prove(root: Path, clock: Clock, ids: Ids, random: random.Random) -> Store:

@@ -27,6 +27,7 @@ from tidelog.connectors.files.names import (
     escaped_name,
     hidden_part,
     name_error,
+    packed_error,
     partition_problem,
     topic_of_folder,
 )
@@ -168,7 +169,7 @@ def listed(store: Store, place: FilePlace) -> FolderListing:
             if key.rpartition("/")[2] not in _MARKS:
                 left_out[escaped_name(f"{folder}{hidden}")] = _HIDDEN
             continue
-        wrong = name_error(key)
+        wrong = name_error(key) or (None if place.format else packed_error(key))
         if wrong is not None:
             if only in ("", path):
                 errors[_partition_of(path, root)] = wrong

@@ -35,6 +35,7 @@ __all__ = [
     "escaped_name",
     "hidden_part",
     "name_error",
+    "packed_error",
     "partition_problem",
     "place_of",
     "topic_of_folder",
@@ -46,6 +47,10 @@ _ARCHIVED = re.compile(r"(\d+)_(.+)_(\d{20})(?:_[0-9A-Za-z-]+)?(\.[A-Za-z0-9.]+)
 _GENERATION = re.compile(r"g(\d+)")
 _SHOWN_MAX = 300  # characters of a path in an error message
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
+_PACKED = re.compile(
+    r"\.(?:7z|br|bz2|lz4|lzma|lzo|rar|snappy|sz|tar|tar\.gz|tar\.zst|tbz2?|tgz|txz|xz|z|zip)\Z",
+    re.IGNORECASE,
+)
 _ENDINGS = {".parquet": "parquet", ".orc": "orc", ".avro": "avro", ".seq": "sequence"}
 
 
@@ -254,6 +259,18 @@ def _shown(key: str) -> str:
 
 def _is_escaped(char: str) -> bool:
     return ord(char) < 32 or ord(char) == 127 or 0xD800 <= ord(char) <= 0xDFFF
+
+
+def packed_error(key: str) -> InvalidError | None:
+    """Returns the error of a file whose name says that its bytes are not lines, or None."""
+    name = key.rpartition("/")[2]
+    if _PACKED.search(name) is None:
+        return None
+    return InvalidError(
+        f"file `{key}`: is packed in a way that is not read: compress it by gzip (.gz) or zstd "
+        "(.zst), or take it out of the folder; format=lines reads its bytes as they are",
+        key=key,
+    )
 
 
 def _codec(name: str) -> tuple[str, str]:

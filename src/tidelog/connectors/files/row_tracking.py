@@ -25,6 +25,9 @@ shorter is an error (truncated) if it has the same first line, name and inode an
 So is a file that vanished before all of it was read: the pipeline stores how many rows were seen,
 so any process raises this until a person accepts the loss.
 
+A file with several names (links) is read once: by the name that is not a symbolic link, because a
+link may point to another file later. Its other names are skipped, and count as names it may have.
+
 A rotation adds a number, a date, an extension of compressed files, or both: ``app.log`` becomes
 ``app.log.1``, ``app.log.gz``, ``app.log-20261116``, ``app.log.1.gz``. Some programs put the number
 or date before the extension: ``app.1.log``, ``app-2026-11-16.log.gz``. A name with another ending
@@ -96,6 +99,7 @@ class RowTracking:
         self._last: dict[SourcePartition, tuple[str, str]] = {}  # name and etag when last bound
         self._files: Mapping[str, ObjectInfo] = {}  # all current files
         self._inodes: dict[str, list[str]] = {}  # their names
+        self._others: dict[str, list[str]] = {}  # more names of the same file
         self._rotated: dict[str, list[str]] = {}  # their names, by names they may have had
         # Compressed files, by the name they extend.
         self._numbered: dict[str, list[tuple[int, str]]] = {}
@@ -177,7 +181,9 @@ class RowTracking:
 
         With ``only``, no other file becomes a new source partition.
         """
-        bound, free = Bound(), dict(files)
+        bound = Bound()
+        files = self._one_name_each(files, only, bound)
+        free = dict(files)
         self._index(files)
         ours = [each for each in self._known if each.topic == topic]
         ours.sort(key=lambda each: (-_number(each.name), each.name))
@@ -214,6 +220,26 @@ class RowTracking:
                 else:
                     bound.files[self._fresh(topic, left, bound)] = files[left]
         return bound
+
+    def _one_name_each(
+        self, files: Mapping[str, ObjectInfo], only: str, bound: Bound
+    ) -> dict[str, ObjectInfo]:
+        """Returns files with one name each, and lists their other names as left out."""
+        names: dict[str, list[str]] = defaultdict(list)
+        for name, info in files.items():
+            names[info.file or f"/{name}"].append(name)
+        self._others, found = {}, dict(files)
+        for same in names.values():
+            if len(same) > 1:
+                kept, *others = sorted(same, key=lambda n: (n != only, files[n].is_link, n))
+                self._others[kept] = others
+                for name in others:
+                    if not only:
+                        bound.left_out[files[name].key] = (
+                            f"is another name of the file `{files[kept].key}`, which is read"
+                        )
+                    del found[name]
+        return found
 
     def _index(self, files: Mapping[str, ObjectInfo]) -> None:
         self._files, self._inodes = files, defaultdict(list)
@@ -320,7 +346,9 @@ class RowTracking:
 
     def _may_be_named(self, partition: SourcePartition, name: str) -> bool:
         """Returns whether a name is an old one of a source partition, or a rotation of one."""
-        return not {name, *rotated_from(name)}.isdisjoint(self._names(partition))
+        names = {old for each in (name, *self._others.get(name, ())) for old in rotated_from(each)}
+        names.update((name, *self._others.get(name, ())))
+        return not names.isdisjoint(self._names(partition))
 
     def _is_same(
         self, store: Store, partition: SourcePartition, info: ObjectInfo, whole: bool = False
