@@ -222,7 +222,7 @@ def test_a_keyspace_on_several_nodes_is_not_ours_to_make() -> None:
     hosts = [SimpleNamespace(datacenter=name) for name in ("east", "west", "east")]
     cluster = SimpleNamespace(metadata=SimpleNamespace(all_hosts=lambda: hosts))
     session = SimpleNamespace(execute=lambda *_: Nothing())
-    place = cql_table.place_of(parse_address("cql://one,two/Logs"), {})
+    place = cql_table.parse_cql_address(parse_address("cql://one,two/Logs"), {})
     wanted = r"3 nodes .* run CREATE KEYSPACE \"Logs\" .*'east': 3, 'west': 3}"
     with pytest.raises(NotFoundError, match=wanted):
         cql_table.ensure_table(place, cluster, session, create=True)

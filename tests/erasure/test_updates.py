@@ -229,7 +229,7 @@ def test_event_that_is_trimmed_meanwhile_gets_the_value_that_it_had_last(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = with_a_range_under_way(home, monkeypatch)
-    real, new = updates._carry, value(7, "corrected")
+    real, new = updates._update_generations, value(7, "corrected")
 
     def then_trim(*arguments: object) -> object:
         found = real(*arguments)  # type: ignore[arg-type]
@@ -237,7 +237,7 @@ def test_event_that_is_trimmed_meanwhile_gets_the_value_that_it_had_last(
         home.trim("t", ToOffsets({0: EVENTS}), past_readers=True)
         return found
 
-    monkeypatch.setattr(updates, "_carry", then_trim)
+    monkeypatch.setattr(updates, "_update_generations", then_trim)
     home.update("t", "id-7", new, archives=True)
     assert archived(archive) == expected({7: new})
     with pytest.raises(NotFoundError, match="archived files keep the values that they have"):

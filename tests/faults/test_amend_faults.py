@@ -55,7 +55,7 @@ def amender(context: Context, topic: Topic) -> Amender:
 def values(context: Context, topic: Topic) -> dict[str | None, bytes | None]:
     found = {}
     for partition in range(topic.partitions):
-        for stretch in Reader(context, topic, partition).stretches(0):
+        for stretch in Reader(context, topic, partition).read(0):
             for event in stretch.events():
                 assert event.id not in found
                 found[event.id] = event.value

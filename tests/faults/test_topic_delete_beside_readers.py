@@ -41,7 +41,7 @@ class Between:
 
 
 def read(context: Context, topic: Topic) -> list[str]:
-    return _values(e.value for s in Reader(context, topic, 0).stretches(0) for e in s.events())
+    return _values(e.value for s in Reader(context, topic, 0).read(0) for e in s.events())
 
 
 def play(context: Context, topic: Topic) -> list[str]:

@@ -145,7 +145,7 @@ class World:
 
     def stored(self, partition: int) -> list[str]:
         topic = find_topic(self.plain, "t")
-        stretches = Reader(self.plain, topic, partition).stretches(0)
+        stretches = Reader(self.plain, topic, partition).read(0)
         return [(e.value or b"").decode() for stretch in stretches for e in stretch.events()]
 
     def check_no_doubles(self) -> None:

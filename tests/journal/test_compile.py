@@ -94,12 +94,12 @@ def test_every_field_of_an_event_stays(press: Press) -> None:
     for event in events:
         segment = encode_staged([(0, table_of([event], 0))])
         appender.commit(appender.upload(segment), segment.pieces[0])
-    before = [e for s in Reader(press.context, topic, 0).stretches(0) for e in s.events()]
+    before = [e for s in Reader(press.context, topic, 0).read(0) for e in s.events()]
     press.compile(topic)
     (journal,) = press.journals(topic)
     assert (journal.first_ms, journal.last_ms) == (0, 2**40)
     assert journal.ids_end > journal.ids_start > 0
-    after = [e for s in Reader(press.context, topic, 0).stretches(0) for e in s.events()]
+    after = [e for s in Reader(press.context, topic, 0).read(0) for e in s.events()]
     assert after == before
 
 

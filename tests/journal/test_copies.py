@@ -102,7 +102,7 @@ def ids(context: Context, topic: Topic) -> list[str]:
     return sorted(
         str(event.id)
         for partition in range(topic.partitions)
-        for stretch in Reader(context, topic, partition).stretches(0)
+        for stretch in Reader(context, topic, partition).read(0)
         for event in stretch.events()
     )
 

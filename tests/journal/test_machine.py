@@ -223,7 +223,7 @@ class JournalMachine(RuleBasedStateMachine):
         JournalMachine.steps += 1
         for partition in range(PARTITIONS):
             start = self.house.head(self.topic, partition).start
-            stretches = Reader(self.house.context, self.topic, partition).stretches(start)
+            stretches = Reader(self.house.context, self.topic, partition).read(start)
             found = {e.offset: (e.id, e.value) for s in stretches for e in s.events()}
             expected = {o: (e.id, e.value) for (p, o), e in self.model.items() if p == partition}
             assert found == expected

@@ -54,7 +54,7 @@ def filled() -> tuple[Press, Topic]:
 
 
 def read(context: Context, topic: Topic) -> list[bytes | None]:
-    return [e.value for s in Reader(context, topic, 0).stretches(0) for e in s.events()]
+    return [e.value for s in Reader(context, topic, 0).read(0) for e in s.events()]
 
 
 def play(context: Context, topic: Topic) -> list[bytes | None]:

@@ -82,7 +82,7 @@ def seen(context: Context, topic: Topic, start: int = 0, end: int | None = None)
     """What a reader finds, after a look at what every read must keep."""
     found: Model = {}
     at = start
-    for stretch in Reader(context, topic, 0).stretches(start, end):
+    for stretch in Reader(context, topic, 0).read(start, end):
         assert stretch.base == at < stretch.end
         at = stretch.end
         table = stretch.arrow()
@@ -312,7 +312,7 @@ def test_an_end_that_is_read_costs_one_call(house: House) -> None:
     house.append(topic, ["a"])
     counted = Meddled(house.catalog, 1_000, lambda: None)
     reader = Reader(replace(house.context, catalog=counted), topic, 0)  # type: ignore[arg-type]
-    assert list(reader.stretches(1)) == []
+    assert list(reader.read(1)) == []
     assert counted._left == 999
 
 

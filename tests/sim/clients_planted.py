@@ -64,7 +64,7 @@ def result_tells_the_flush(self: SendFuture, timeout_s: float | None = None) -> 
 def due_to_one_thread(self: FlushFailures) -> BaseException | None:
     """Raises a failure in the first call that comes, and in no other."""
     due, self._kept = self._kept, []
-    return due[0].error if due and not due[0]._is_told() else None
+    return due[0].error if due and not due[0]._have_all_raised() else None
 
 
 def commit_unless_remembered(self: Consumer, partition: int, reader: LeaseReader) -> bool:

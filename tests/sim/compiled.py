@@ -129,7 +129,7 @@ class CompiledWorld(World):
         at = member.held[partition].lease.cursor
         sure = dict(self.sure)
         try:
-            for stretch in reader.stretches(at, at + 3):
+            for stretch in reader.read(at, at + 3):
                 assert stretch.base == at, "a reader skipped or went back"
                 found = dict(zip(stretch.offsets.tolist(), stretch.events(), strict=True))
                 for offset in range(stretch.base, stretch.end):
@@ -197,7 +197,7 @@ class CompiledWorld(World):
         for partition in range(PARTITIONS):
             head = self._heads()[partition]
             at = head.start
-            for stretch in Reader(self._quiet, self.topic, partition).stretches(head.start):
+            for stretch in Reader(self._quiet, self.topic, partition).read(head.start):
                 assert stretch.base == at
                 found = {event.offset: event.value or b"" for event in stretch.events()}
                 stored.update(found.values())

@@ -219,7 +219,7 @@ class JournalWorld(HomeWorld):
         topic = find_topic(context, "t")
         reader = Reader(context, topic, partition)
         try:
-            for stretch in reader.stretches(at):
+            for stretch in reader.read(at):
                 assert stretch.base == at, "a reader skipped or went back"
                 found = {event.offset: event for event in stretch.events()}
                 for offset in range(stretch.base, stretch.end):
@@ -426,7 +426,7 @@ class JournalWorld(HomeWorld):
         """All that is there can be read, as it is."""
         begin = self.truth.tick
         at = self.truth.start(topic.incarnation, partition)
-        for stretch in Reader(self.quiet, topic, partition).stretches(at):
+        for stretch in Reader(self.quiet, topic, partition).read(at):
             found = {event.offset: event.value for event in stretch.events()}
             for offset in range(stretch.base, stretch.end):
                 self._check_seen((topic.incarnation, partition, offset), found.get(offset), begin)

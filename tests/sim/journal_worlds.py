@@ -179,7 +179,7 @@ class AbsentWorld(JournalWorld):
             with contextlib.suppress(*self.may_fail, ConflictError, NotFoundError):
                 start = read_head(desk.context, self.topic, partition)[0].start
                 reader = Reader(desk.context, self.topic, partition)
-                for stretch in islice(reader.stretches(start), 1):
+                for stretch in islice(reader.read(start), 1):
                     for event in islice(stretch.events(), 1):
                         desk.delete("t", [event.id or ""])
                     trim_topic(desk.context, self.topic, ToOffsets({partition: stretch.end}))

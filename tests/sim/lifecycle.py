@@ -78,7 +78,7 @@ class LifecycleWorld(ClientsWorld):
     def _read(self, context: Context, topic: Topic, partition: int) -> None:
         at = 0
         try:
-            for stretch in Reader(context, topic, partition).stretches(at):
+            for stretch in Reader(context, topic, partition).read(at):
                 assert stretch.base == at, "a reader skipped or went back"
                 self.ledger.deliver("reader", topic.incarnation, stretch.events())
                 at = stretch.end

@@ -173,7 +173,7 @@ class World(SimWorld):
         reader = Reader(context, self.topic, partition)
         at = member.held[partition].lease.cursor
         try:
-            for stretch in reader.stretches(at, at + 3):
+            for stretch in reader.read(at, at + 3):
                 assert stretch.base == at, "a reader skipped or went back"
                 for event in stretch.events():
                     assert event.offset is not None
@@ -271,7 +271,7 @@ class World(SimWorld):
             at = max(head.start, self.book.cursors.get(partition, 0))
             bare = dict(self._bare_values(partition))
             stored.update(value for offset, value in bare.items() if offset >= head.start)
-            for stretch in Reader(self._quiet, self.topic, partition).stretches(at):
+            for stretch in Reader(self._quiet, self.topic, partition).read(at):
                 for event in stretch.events():
                     assert event.offset is not None
                     assert bare[event.offset] == event.value

@@ -82,7 +82,7 @@ class World:
         return tuple(found)
 
     def stored(self, partition: int) -> list[str]:
-        stretches = Reader(self.context, find_topic(self.context, "t"), partition).stretches(0)
+        stretches = Reader(self.context, find_topic(self.context, "t"), partition).read(0)
         return [(e.value or b"").decode() for stretch in stretches for e in stretch.events()]
 
     def check(self, batches: int, segments: int = 2) -> None:

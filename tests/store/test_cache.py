@@ -79,14 +79,12 @@ def test_reader_survives_one_damaged_reply(damaging: DamagingStore) -> None:
     appender.commit(appender.upload(segment), segment.pieces[0])
     for damaged in (1, 0):
         damaging.to_damage = damaged
-        found = [
-            event.value for s in Reader(context, topic, 0).stretches(0) for event in s.events()
-        ]
+        found = [event.value for s in Reader(context, topic, 0).read(0) for event in s.events()]
         assert found == [b"x", b"y"]
     store.drop({info.key for info in damaging.list()})
     damaging.to_damage = 2
     with pytest.raises(CorruptError, match="crc32c"):
-        [event for s in Reader(context, topic, 0).stretches(0) for event in s.events()]
+        [event for s in Reader(context, topic, 0).read(0) for event in s.events()]
 
 
 class RefusingStore:

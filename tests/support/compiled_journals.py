@@ -62,7 +62,7 @@ class Press(House):
         """Values by their offsets, from the start or from an offset on."""
         at = self.head(topic, partition).start if start is None else start
         found = {}
-        for stretch in Reader(self.context, topic, partition).stretches(at):
+        for stretch in Reader(self.context, topic, partition).read(at):
             assert stretch.base == at, "what is read follows without a gap"
             at = stretch.end
             for event in stretch.events():

@@ -58,7 +58,7 @@ class Bench:
         applied = self.head.amendments
         schema = JOURNAL_SCHEMA
         tables = []
-        for stretch in Reader(self.context, self.topic, self.partition).stretches(start, end):
+        for stretch in Reader(self.context, self.topic, self.partition).read(start, end):
             columns = [pa.array(stretch.offsets), *stretch.batch.columns]
             tables.append(pa.table(columns, schema=schema))
         encoded = encode_journal(tables, applied)

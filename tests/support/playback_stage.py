@@ -80,7 +80,7 @@ class Stage(House):
         topic = topic or self.main
         for partition in range(topic.partitions):
             start = self.head(topic, partition).start
-            for stretch in Reader(self.context, topic, partition).stretches(start):
+            for stretch in Reader(self.context, topic, partition).read(start):
                 yield from stretch.events()
 
 

@@ -119,7 +119,7 @@ class House:
     def values(self, topic: Topic, partition: int = 0, start: int | None = None) -> list[str]:
         at = self.head(topic, partition).start if start is None else start
         found = []
-        for stretch in Reader(self.context, topic, partition).stretches(at):
+        for stretch in Reader(self.context, topic, partition).read(at):
             found += [(event.value or b"").decode() for event in stretch.events()]
         return found
 

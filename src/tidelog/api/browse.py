@@ -60,8 +60,8 @@ class BrowseCalls(ABC):
         >>> [event.id for event in home.read("orders", start=1)]
         ['order-2', 'order-3']
         """
-        for stretch in self._stretches(topic, partition, start, end):
-            yield from stretch.events()
+        for part in self._read_parts(topic, partition, start, end):
+            yield from part.events()
 
     def read_arrow(
         self,
@@ -75,9 +75,9 @@ class BrowseCalls(ABC):
         >>> sum(batch.num_rows for batch in home.read_arrow("orders"))
         3
         """
-        for stretch in self._stretches(topic, partition, start, end):
-            if stretch.batch.num_rows:
-                yield stretch.arrow()
+        for part in self._read_parts(topic, partition, start, end):
+            if part.batch.num_rows:
+                yield part.arrow()
 
     def sql(
         self, query: str, values: Sequence[Any] | Mapping[str, Any] | None = None
@@ -157,7 +157,7 @@ class BrowseCalls(ABC):
             if not tail.has_more:
                 self.context.clock.sleep(wait_s)
 
-    def _stretches(
+    def _read_parts(
         self, topic: str, partition: int | None, start: int | None, end: int | None
     ) -> Iterator[OffsetEvents]:
         """Yields the events of a partition, or of all partitions one after another, in parts."""
@@ -172,7 +172,7 @@ class BrowseCalls(ABC):
             first = start
             if first is None:
                 first = partition_ends(self.context, found, [each])[each][0]
-            yield from self._reader(topic, each, first).stretches(first, end)
+            yield from self._reader(topic, each, first).read(first, end)
 
     def _last(self, topic: str, state: PartitionState, count: int) -> list[Event]:
         """Returns the last events of a partition. Reads further back where events were erased."""

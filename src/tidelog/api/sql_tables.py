@@ -317,7 +317,7 @@ class TopicTable(EventTable):
         except NotFoundError:
             while at < end:
                 try:
-                    for found in Reader(self.context, self.topic, partition).stretches(at, end):
+                    for found in Reader(self.context, self.topic, partition).read(at, end):
                         at = found.end
                         yield found.rows
                     return

@@ -36,7 +36,7 @@ from tidelog.codec.parsers import layout_settings
 from tidelog.codec.parsers.base import used_layout
 from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings
 from tidelog.connectors.by_url import files_at, refuse_archive_folder, source_at, store_at
-from tidelog.connectors.files.names import place_of
+from tidelog.connectors.files.names import parse_file_address
 from tidelog.connectors.source import Source, bounds_apart
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
@@ -287,7 +287,7 @@ def _refuse_own_files(context: Context, archive: Archive) -> None:
     address = parse_address(archive.source)
     if address.scheme != "file":
         return
-    place = place_of(address)
+    place = parse_file_address(address)
     source = address_below(place.store, place.folder)
     within = address_below(context.store.url, "")
     folder = address_below(archive.store, f"{archive.root}/")

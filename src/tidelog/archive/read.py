@@ -27,7 +27,7 @@ from tidelog.codec.formats.parquet import SIDECAR_SCHEMA
 from tidelog.codec.formats.raw_columns import FOOTED, ROW_FORMATS, count_rows, read_rows
 from tidelog.codec.formats.sequence import BYTES, SequenceReader
 from tidelog.connectors.by_url import store_at
-from tidelog.connectors.files.names import FilePlace, place_of
+from tidelog.connectors.files.names import FileAddress, parse_file_address
 from tidelog.connectors.files.objects import fetched, opened
 from tidelog.context import Context
 from tidelog.coordination.commits import CommitRow, Manifests, read_commits
@@ -221,7 +221,9 @@ def file_rows(where: str, format: str = "") -> Iterator[pa.RecordBatch]:
     """
     scheme, colon, _ = where.partition(":")
     address = f"file:{where}" if colon and scheme.isalnum() and len(scheme) > 1 else ""
-    place = place_of(parse_address(address or f"file:{quote(str(Path(where).absolute()))}"))
+    place = parse_file_address(
+        parse_address(address or f"file:{quote(str(Path(where).absolute()))}")
+    )
     if format:
         open_format(format)  # raises for an unknown format
         place = replace(place, format=format)
@@ -232,7 +234,7 @@ def file_rows(where: str, format: str = "") -> Iterator[pa.RecordBatch]:
         raise NotFoundError(f"file `{where}`: is not there: give another") from exc
 
 
-def _rows(store: Store, place: FilePlace, size: int) -> Iterator[pa.RecordBatch]:
+def _rows(store: Store, place: FileAddress, size: int) -> Iterator[pa.RecordBatch]:
     form = place.archived_format(place.name, has_sidecars=True)
     beside = form.sidecar_name(place.name)
     sidecar = None
@@ -273,7 +275,7 @@ def _columns(store: Store, name: str, form: Format, size: int) -> Iterator[pa.Re
             yield batch.cast(MISFIT_SCHEMA) if names == events | {"error"} else batch
 
 
-def _sequence(store: Store, place: FilePlace, size: int) -> Format:
+def _sequence(store: Store, place: FileAddress, size: int) -> Format:
     """Returns the format of a sequence file, whose header says which keys it has."""
     with (
         opened(store, place.name, size) as data,

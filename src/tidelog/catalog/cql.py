@@ -33,11 +33,11 @@ from tidelog.catalog.base import (
     conflict,
 )
 from tidelog.catalog.cql_session import (
-    CqlPlace,
+    CqlAddress,
     CqlSession,
     TombstonesError,
     open_session,
-    place_of,
+    parse_cql_address,
 )
 from tidelog.catalog.update import Repeat, read_repeated, write_settled
 from tidelog.errors import CorruptError, InvalidError, UnavailableError
@@ -63,7 +63,7 @@ def open_cql(
     node its keyspace too. ``cql_tls`` has the options for TLS. User name and password come from
     ``TIDELOG_CQL_USERNAME`` and ``TIDELOG_CQL_PASSWORD`` of ``environ``.
     """
-    place = place_of(address, environ)
+    place = parse_cql_address(address, environ)
     session = read_repeated(lambda: open_session(place, create), repeat)
     return CqlCatalog(address.text, place, session, repeat)
 
@@ -71,7 +71,7 @@ def open_cql(
 class CqlCatalog:
     """Rows of one table. Every process has its own session, since the driver's survive no fork."""
 
-    def __init__(self, url: str, place: CqlPlace, session: CqlSession, repeat: Repeat) -> None:
+    def __init__(self, url: str, place: CqlAddress, session: CqlSession, repeat: Repeat) -> None:
         self._url = url
         self._place = place
         self._repeat = repeat

@@ -25,12 +25,12 @@ from tidelog.model.address import Address
 
 __all__ = [
     "DRIVER_ERRORS",
-    "CqlPlace",
+    "CqlAddress",
     "CqlSession",
     "TombstonesError",
     "causes_of",
     "open_session",
-    "place_of",
+    "parse_cql_address",
     "reason_of",
     "tls_error",
 ]
@@ -47,7 +47,7 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class CqlPlace:
+class CqlAddress:
     """The table, its servers, and the user."""
 
     hosts: tuple[str, ...]
@@ -70,8 +70,8 @@ class CqlPlace:
         return f"{self.keyspace}.{self.table}"
 
 
-def place_of(address: Address, environ: Mapping[str, str]) -> CqlPlace:
-    """Returns the place of an address. Raises ``InvalidError`` if it is incomplete."""
+def parse_cql_address(address: Address, environ: Mapping[str, str]) -> CqlAddress:
+    """Parses the address of a table. Raises ``InvalidError`` if it is incomplete."""
     options = address.take_options(("datacenter", "table", *TLS_OPTIONS))
     hosts = tuple(address.host.split(","))
     if not all(re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+", host) for host in hosts):
@@ -92,7 +92,7 @@ def place_of(address: Address, environ: Mapping[str, str]) -> CqlPlace:
             f"catalog `{address.text}`: only one of TIDELOG_CQL_USERNAME and TIDELOG_CQL_PASSWORD "
             "is set: set both or none"
         )
-    return CqlPlace(
+    return CqlAddress(
         tuple(host.strip("[]") for host in hosts),
         address.port or 9042,
         keyspace,
@@ -104,7 +104,7 @@ def place_of(address: Address, environ: Mapping[str, str]) -> CqlPlace:
     )
 
 
-def ensure_table(place: CqlPlace, cluster: Any, session: Any, create: bool) -> None:
+def ensure_table(place: CqlAddress, cluster: Any, session: Any, create: bool) -> None:
     """Returns when the table exists in our shape; otherwise raises with what to do."""
     columns = _read_columns(place, session)
     if not columns and not create:
@@ -127,7 +127,7 @@ def ensure_table(place: CqlPlace, cluster: Any, session: Any, create: bool) -> N
         )
 
 
-def missing_error(place: CqlPlace) -> NotFoundError:
+def missing_error(place: CqlAddress) -> NotFoundError:
     """Returns the error for a table that does not exist."""
     return NotFoundError(
         f"catalog table `{place.label}`: not found: "
@@ -136,7 +136,7 @@ def missing_error(place: CqlPlace) -> NotFoundError:
     )
 
 
-def unready_error(place: CqlPlace) -> UnavailableError:
+def unready_error(place: CqlAddress) -> UnavailableError:
     """Returns the error for a table that was just created."""
     return UnavailableError(
         f"catalog table `{place.label}`: made, but not yet known to every node: try again",
@@ -144,7 +144,7 @@ def unready_error(place: CqlPlace) -> UnavailableError:
     )
 
 
-def statements_of(place: CqlPlace) -> dict[str, str]:
+def statements_of(place: CqlAddress) -> dict[str, str]:
     """Returns every statement by name; a change's name is its verb and its kind of expectation.
 
     Only the table's name is interpolated, and that was checked; all values are bound.
@@ -173,7 +173,7 @@ def statements_of(place: CqlPlace) -> dict[str, str]:
     }
 
 
-def _read_columns(place: CqlPlace, session: Any) -> dict[str, tuple[str, str]]:
+def _read_columns(place: CqlAddress, session: Any) -> dict[str, tuple[str, str]]:
     """Returns kind and type of each column; a descending clustering key has a kind of its own."""
     found = session.execute(
         "SELECT column_name, kind, position, type, clustering_order FROM system_schema.columns "
@@ -188,7 +188,7 @@ def _read_columns(place: CqlPlace, session: Any) -> dict[str, tuple[str, str]]:
     return columns
 
 
-def _create_keyspace(place: CqlPlace, cluster: Any, session: Any) -> None:
+def _create_keyspace(place: CqlAddress, cluster: Any, session: Any) -> None:
     there = session.execute(
         "SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = %s",
         (place.keyspace,),
@@ -255,7 +255,7 @@ class CqlSession:
     """Connections and prepared statements of the process ``pid``, and of no other."""
 
     pid: int
-    place: CqlPlace
+    place: CqlAddress
     cluster: Any
     session: Any
     statements: dict[str, Any]
@@ -307,7 +307,7 @@ class CqlSession:
             self.cluster.shutdown()
 
 
-def open_session(place: CqlPlace, create: bool) -> CqlSession:
+def open_session(place: CqlAddress, create: bool) -> CqlSession:
     """Connects, checks the table, and prepares the statements."""
     try:
         cluster = _cluster(place)
@@ -336,7 +336,7 @@ def open_session(place: CqlPlace, create: bool) -> CqlSession:
     return CqlSession(os.getpid(), place, cluster, session, statements)
 
 
-def _cluster(place: CqlPlace) -> Any:
+def _cluster(place: CqlAddress) -> Any:
     def profile(consistency: int) -> Any:
         nearest = DCAwareRoundRobinPolicy(place.datacenter or "")
         return ExecutionProfile(
@@ -372,7 +372,7 @@ def _cluster(place: CqlPlace) -> Any:
 # Errors of the driver.
 
 
-def _datacenter_error(place: CqlPlace, cluster: Any) -> InvalidError | None:
+def _datacenter_error(place: CqlAddress, cluster: Any) -> InvalidError | None:
     """Returns the error if servers were found, but none in the requested datacenter."""
     found = {host.datacenter for host in cluster.metadata.all_hosts()} - {None}
     if place.datacenter is None or not found or place.datacenter in found:
@@ -393,7 +393,7 @@ def tls_error(what: str, hosts: Sequence[str], cluster: Any, exc: Exception) -> 
     return InvalidError(f"{what}: {trouble}") if trouble else None
 
 
-def _read_error(place: CqlPlace, exc: Exception) -> TidelogError:
+def _read_error(place: CqlAddress, exc: Exception) -> TidelogError:
     return _lasting_error(place, exc) or UnavailableError(
         f"catalog table `{place.label}`: {','.join(place.hosts)} port {place.port} cannot be "
         f"reached or cannot answer: {reason_of(exc)}: see that the servers are up, then try again",
@@ -401,7 +401,7 @@ def _read_error(place: CqlPlace, exc: Exception) -> TidelogError:
     )
 
 
-def _write_error(place: CqlPlace, exc: Exception) -> Exception:
+def _write_error(place: CqlAddress, exc: Exception) -> Exception:
     error = _read_error(place, exc)
     if not isinstance(error, UnavailableError) or _never_began(exc):
         return error
@@ -417,7 +417,7 @@ def _never_began(exc: Exception) -> bool:
     return isinstance(exc, NoHostAvailable | IsBootstrappingErrorMessage)
 
 
-def _lasting_error(place: CqlPlace, exc: Exception) -> TidelogError | None:
+def _lasting_error(place: CqlAddress, exc: Exception) -> TidelogError | None:
     """Returns the error if a retry will not help; None if it may."""
     if any(map(_is_login, causes_of(exc).values())):
         return InvalidError(

@@ -14,13 +14,13 @@ import sys
 
 from tidelog.cli.main import run
 
-__all__ = ["leash"]
+__all__ = ["die_with"]
 
 _PR_SET_PDEATHSIG = 1
 
 
-def leash(parent: int) -> None:
-    """Die with a parent; at once, where it has died already."""
+def die_with(parent: int) -> None:
+    """Makes this process end when its parent ends; at once if that has ended already."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -29,5 +29,5 @@ def leash(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    leash(int(sys.argv.pop(1)))
+    die_with(int(sys.argv.pop(1)))
     run()

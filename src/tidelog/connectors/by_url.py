@@ -29,7 +29,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tidelog.backends import open_context
-from tidelog.connectors.files.names import place_of
+from tidelog.connectors.files.names import parse_file_address
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import Source
 from tidelog.connectors.topic.segments import COPIES
@@ -245,7 +245,7 @@ def refuse_archive_folder(context: Context, source: str, what: str) -> None:
     address = parse_address(source)
     if address.scheme != "file":
         return
-    place = place_of(address)
+    place = parse_file_address(address)
     within = address_below(place.store, place.folder)
     for each in scan_archives(context):
         if within.startswith(address_below(each.store, f"{each.root}/")):

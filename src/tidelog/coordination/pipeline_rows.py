@@ -286,19 +286,19 @@ class Replays:
         self._partition = partition
         self._manifests = Manifests(context, replay_pipeline(pipeline), partition)
         self.commits = list(read_commits(context, replay_pipeline(pipeline), partition))
-        self._stretches = [ReplayedRange.between(each.start, each.end) for each in self.commits]
+        self._ranges = [ReplayedRange.between(each.start, each.end) for each in self.commits]
 
     def replaces(self, file: FileEntry, after: int = -1) -> bool:
         """Returns whether a replay after number ``after`` has replaced a file of dead letters."""
         if file.kind != "dead":
             return False
-        return any(stretch.holds(file) for stretch in self._stretches[after + 1 :])
+        return any(each.holds(file) for each in self._ranges[after + 1 :])
 
     def counting(self, offset: int | None = None) -> Iterator[tuple[Manifest, FileEntry]]:
         """Yields the files that replays wrote and that count; optionally for one offset."""
         for number, committed in enumerate(self.commits):
-            stretch = self._stretches[number]
-            if offset is None or stretch.start <= offset < stretch.end:
+            tried = self._ranges[number]
+            if offset is None or tried.start <= offset < tried.end:
                 manifest = self._manifests.of(committed)
                 for file in manifest.files:
                     if not self.replaces(file, number):

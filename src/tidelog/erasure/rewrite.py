@@ -139,13 +139,13 @@ def erase_from_archives(
     context: Context,
     topic: Topic,
     deleted: Mapping[int, Collection[int]],
-    tell: Callable[[TidelogError], None] | None = None,
+    on_error: Callable[[TidelogError], None] | None = None,
 ) -> list[ArchiveErasure]:
     """Removes deleted events of a topic from every archive that was made of it.
 
     ``deleted`` has offsets by partition. An archive that has not reached an offset skips it when it
     reads the topic. Idempotent, and safe to kill and to run twice at once. An archive with an error
-    does not stop the others: the error goes to ``tell``, or is raised at the end.
+    does not stop the others: the error goes to ``on_error``, or is raised at the end.
     """
     reports: list[ArchiveErasure] = []
     errors: list[TidelogError] = []
@@ -164,9 +164,9 @@ def erase_from_archives(
             reports.append(report)
             errors += report.failed.values()
     for error in errors:
-        if tell is None:
+        if on_error is None:
             raise error
-        tell(error)
+        on_error(error)
     return reports
 
 

@@ -121,10 +121,10 @@ def _update_until_same(
                 "keep the values that they have",
                 topic=lookup.topic.name,
             )
-        carried = _carry(context, lookup.topic, values, total, errors)
-        is_same = not carried.has_changed and _current_values(lookup, ids) == now
-        if carried.waiting or errors or is_same:
-            return carried.waiting, values
+        done = _update_generations(context, lookup.topic, values, total, errors)
+        is_same = not done.has_changed and _current_values(lookup, ids) == now
+        if done.waiting or errors or is_same:
+            return done.waiting, values
     raise UnavailableError(
         f"topic `{lookup.topic.name}`: these events keep being updated: update its archives again"
     )
@@ -154,20 +154,20 @@ def _with_trimmed(context: Context, topic: Topic, now: _Values, before: _Values)
     return {partition: values for partition, values in found.items() if values}
 
 
-class _Carried(NamedTuple):
+class _UpdateRound(NamedTuple):
     """What one look at all archives has shown."""
 
     waiting: str  # an archive with a range that may hold an old value
     has_changed: bool
 
 
-def _carry(
+def _update_generations(
     context: Context,
     topic: Topic,
     values: _Values,
     total: dict[tuple[str, int], ArchiveUpdate],
     errors: list[TidelogError],
-) -> _Carried:
+) -> _UpdateRound:
     """Updates all generations once."""
     waiting, has_changed = "", False
     for archive, generation in with_later_ones(lambda: reachable_archives_of(context, topic)):
@@ -192,7 +192,7 @@ def _carry(
                 known.events + report.updated,
                 _CARRIED if output else "",
             )
-    return _Carried(waiting, has_changed)
+    return _UpdateRound(waiting, has_changed)
 
 
 def _why_unchanged(context: Context, archive: Archive, generation: int) -> str:

@@ -151,7 +151,7 @@ class Reader:
         self._amendments_known = 0  # this process's amendments at the last read of the head
         self._looked_s = 0.0
 
-    def stretches(self, start: int, end: int | None = None) -> Iterator[OffsetEvents]:
+    def read(self, start: int, end: int | None = None) -> Iterator[OffsetEvents]:
         """Yields the current events of ``[start, end)``, or up to the current end, in consecutive
         parts.
 
@@ -163,9 +163,9 @@ class Reader:
             if not page.runs:
                 return
             try:
-                for stretch in self._read(page, at, end):
-                    at, losses = stretch.end, 0
-                    yield stretch
+                for part in self._read(page, at, end):
+                    at, losses = part.end, 0
+                    yield part
             except NotFoundError as exc:
                 losses += 1
                 self._check_lost(page, at, exc, losses)
@@ -346,11 +346,11 @@ def find_offset(context: Context, topic: Topic, partition: int, timestamp_ms: in
 
 
 def _first_since(reader: Reader, start: int, end: int, timestamp_ms: int) -> int | None:
-    for stretch in reader.stretches(start, end):
-        times = stretch.batch.column("timestamp").cast(pa.int64()).to_numpy()
+    for part in reader.read(start, end):
+        times = part.batch.column("timestamp").cast(pa.int64()).to_numpy()
         found = (times >= timestamp_ms).nonzero()[0]
         if len(found):
-            return int(stretch.offsets[found[0]])
+            return int(part.offsets[found[0]])
     return None
 
 

@@ -441,7 +441,7 @@ class Timelines:
             if times is None:
                 found = [
                     stretch.arrow().column("timestamp").cast(pa.int64()).to_numpy()
-                    for stretch in reader.stretches(base, end)
+                    for stretch in reader.read(base, end)
                 ]
                 times = np.sort(np.concatenate([*found, _NO_TIMES]))
                 self._keep(key, times)

@@ -211,7 +211,7 @@ def erase_until_settled(
     topic: Topic,
     deleted: PartitionOffsets,
     wait_ms: int,
-    tell: Callable[[TidelogError], None],
+    on_error: Callable[[TidelogError], None],
 ) -> list[ArchiveErasure]:
     """Erases from all archives until no unfinished range may hold an event.
 
@@ -228,7 +228,7 @@ def erase_until_settled(
             known.add(each)
         if is_last or not any(each.waiting for each in found):
             for error in errors:
-                tell(error)
+                on_error(error)
             break
     return list(total.values())
 

@@ -95,7 +95,7 @@ def read_page(context: Context, topic: Topic, partition: int, offset: From, limi
     lines: list[bytes] = []
     offsets: list[int] = []
     at, room = offset, limits.PAGE_BYTES_MAX
-    for stretch in reader.stretches(offset, head.next):
+    for stretch in reader.read(offset, head.next):
         part = _fitting_stretch(stretch, limit - len(offsets), room)
         lines.append(_rendered(part.arrow()))
         offsets += part.offsets.tolist()

@@ -138,7 +138,7 @@ def search_partition(
     if start < head.start:
         reader.check_start(start)
     found, room = SearchResult(), _BYTES_MAX
-    for stretch in reader.stretches(start, head.next):
+    for stretch in reader.read(start, head.next):
         batch = stretch.arrow()
         fitting = _some(query.fitting(batch), limit - len(found.events), room)
         room -= fitting.part.nbytes

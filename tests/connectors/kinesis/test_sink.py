@@ -22,7 +22,7 @@ from tests.support.named_pipelines import create_pipeline, open_named
 from tidelog import Event, Home
 from tidelog.codec.event_batch import table_of
 from tidelog.connectors.by_url import sink_at, source_at
-from tidelog.connectors.kinesis.client import HASH_KEY, Kinesis, parse_place
+from tidelog.connectors.kinesis.client import HASH_KEY, Kinesis, parse_kinesis_address
 from tidelog.connectors.kinesis.sink import KinesisSink, KinesisWriter, open_writer, partition_key
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.home import World, create_home
@@ -56,7 +56,7 @@ def numbered(count: int, keys: int = 7) -> list[Event]:
 
 
 def writer(stream: Stream, clock: FakeClock | None = None) -> KinesisWriter:
-    place = parse_place(parse_address(stream.url()), KEYS, "sink")
+    place = parse_kinesis_address(parse_address(stream.url()), KEYS, "sink")
     clock = clock or FakeClock()
     kinesis = Kinesis(place, clock=clock)
     return KinesisWriter(kinesis, stream.name, 1 << 20, clock=clock, source=random.Random(5))

@@ -20,7 +20,7 @@ from tests.support.kinesis_server import FakeKinesis, running_kinesis
 from tidelog.clock import Clock
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.connectors.by_url import open_source
-from tidelog.connectors.kinesis.client import Kinesis, parse_place
+from tidelog.connectors.kinesis.client import Kinesis, parse_kinesis_address
 from tidelog.connectors.kinesis.source import KinesisSource, open_kinesis
 from tidelog.connectors.source import SourcePartition, SourceRange, parents_of, waits
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
@@ -303,7 +303,7 @@ class Throttled:
 def test_throttling_is_waited_out_and_told_when_it_lasts(fake: FakeKinesis, refusals: int) -> None:
     stream, clock = Stream(fake.endpoint), FakeClock(int(time.time() * 1000))
     stream.put([("k", b"1")])
-    place = parse_place(parse_address(stream.url()), KEYS, "source")
+    place = parse_kinesis_address(parse_address(stream.url()), KEYS, "source")
     kinesis = Kinesis(place, clock=clock, connect=lambda _: Throttled(stream.client, refusals))
     source = KinesisSource(place, clock=clock, kinesis=kinesis)
     (shard,) = source.partitions()

@@ -176,7 +176,7 @@ def test_reading_that_stops_short_is_never_taken_for_done(
     home: Home, source: TopicSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(home, 5)
-    monkeypatch.setattr(Reader, "stretches", lambda *_: iter(()))
+    monkeypatch.setattr(Reader, "read", lambda *_: iter(()))
     with pytest.raises(InternalError, match="ended at offset 0, not at 5"):
         list(source.read(SourceRange(ORDERS, "0", "5")))
 

@@ -157,7 +157,7 @@ def test_readers_are_told(house: House) -> None:
     topic = house.topic()
     three_runs(house, topic)
     reader = Reader(house.context, topic, 0)
-    slow = Reader(house.context, topic, 0).stretches(0)
+    slow = Reader(house.context, topic, 0).read(0)
     assert next(slow).base == 0
     trim_topic(house.context, topic, ToOffsets({0: 5}))
     with pytest.raises(NotFoundError, match="the first is 5") as told:

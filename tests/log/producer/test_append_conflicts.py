@@ -49,7 +49,7 @@ class Fixture:
         return appender.commit(appender.upload(segment), segment.pieces[0])[0]
 
     def stored(self) -> list[bytes | None]:
-        stretches = Reader(self.context, self.topic, 0).stretches(0)
+        stretches = Reader(self.context, self.topic, 0).read(0)
         return [event.value for stretch in stretches for event in stretch.events()]
 
 

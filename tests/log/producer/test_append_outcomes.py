@@ -82,7 +82,7 @@ class World:
         return appender.commit(stored, segment.pieces[0], sequences)[0]
 
     def stored(self, partition: int = 0) -> list[bytes | None]:
-        stretches = Reader(self.good, self.topic, partition).stretches(0)
+        stretches = Reader(self.good, self.topic, partition).read(0)
         return [event.value for stretch in stretches for event in stretch.events()]
 
 

@@ -66,7 +66,7 @@ class World:
         return {
             (partition, event.offset or 0): event.value
             for partition in range(3)
-            for stretch in Reader(self.good, self.topic, partition).stretches(0)
+            for stretch in Reader(self.good, self.topic, partition).read(0)
             for event in stretch.events()
         }
 

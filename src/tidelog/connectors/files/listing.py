@@ -21,7 +21,7 @@ import pyarrow as pa
 from tidelog.codec.formats.base import Format
 from tidelog.codec.formats.parquet import ParquetFormat, TableReader, last_value, sidecar_name
 from tidelog.connectors.files.names import (
-    FilePlace,
+    FileAddress,
     archived_error,
     archived_name,
     escaped_name,
@@ -149,7 +149,7 @@ class FolderListing(NamedTuple):
     denied: dict[str, TidelogError]  # of folders without rights, by prefix of the names in them
 
 
-def listed(store: Store, place: FilePlace) -> FolderListing:
+def listed(store: Store, place: FileAddress) -> FolderListing:
     """Lists a folder or a file. Raises ``InvalidError`` for files of two generations."""
     infos, denied, folder, root = found_files(store, place)
     only = place.name if not folder and place.name in infos else ""
@@ -256,7 +256,7 @@ def _partition_of(path: str, root: str) -> SourcePartition:
 
 
 def found_files(
-    store: Store, place: FilePlace
+    store: Store, place: FileAddress
 ) -> tuple[dict[str, ObjectInfo], dict[str, TidelogError], str, str]:
     """Returns the files, errors of unreadable subfolders, the prefix, and the folder's name.
 

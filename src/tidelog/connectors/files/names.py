@@ -29,15 +29,15 @@ from tidelog.model.limits import (
 __all__ = [
     "LINES",
     "ArchivedName",
-    "FilePlace",
+    "FileAddress",
     "archived_error",
     "archived_name",
     "escaped_name",
     "hidden_part",
     "name_error",
     "packed_error",
+    "parse_file_address",
     "partition_problem",
-    "place_of",
     "topic_of_folder",
 ]
 
@@ -55,7 +55,7 @@ _ENDINGS = {".parquet": "parquet", ".orc": "orc", ".avro": "avro", ".seq": "sequ
 
 
 @dataclass(frozen=True, slots=True)
-class FilePlace:
+class FileAddress:
     """A folder or a file of a store, and its format; plain values."""
 
     url: str
@@ -125,7 +125,7 @@ class ArchivedName:
     first: int  # every offset in the file is at or above this
 
 
-def place_of(address: Address) -> FilePlace:
+def parse_file_address(address: Address) -> FileAddress:
     """Parses ``file:PATH?format=F`` or ``file:s3://bucket/folder?format=F``."""
     if address.host not in ("", "localhost") or not address.path:
         raise InvalidError(
@@ -143,7 +143,7 @@ def place_of(address: Address) -> FilePlace:
     else:
         base, store = address.path, format_address(inner.scheme, inner.host, parent, others)
     query = urlencode({**others, **given}, safe=":/")
-    place = FilePlace(
+    place = FileAddress(
         url=f"file:{base}?{query}" if query else f"file:{base}",
         store=store,
         name=name,

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.connectors.files.listing import Chain, FolderListing, ListedFile, clashes, listed
-from tidelog.connectors.files.names import FilePlace, place_of
+from tidelog.connectors.files.names import FileAddress, parse_file_address
 from tidelog.connectors.files.objects import opened
 from tidelog.connectors.files.row_files import LongLineError, RowFile
 from tidelog.connectors.files.row_marks import (
@@ -72,7 +72,7 @@ __all__ = ["FilesSource", "PlannedFiles", "PlannedRows", "open_files"]
 
 def open_files(address: Address) -> FilesSource:
     """Opens the source at ``file:PATH?format=F``; the path may be an address of a store."""
-    return FilesSource(place_of(address))
+    return FilesSource(parse_file_address(address))
 
 
 _FILES = b"files:"  # prefix of the note of a range of an archive's files
@@ -117,7 +117,7 @@ class _CountedLines:
 class FilesSource:
     """The files of a folder, or one file."""
 
-    def __init__(self, place: FilePlace, clock: Clock | None = None) -> None:
+    def __init__(self, place: FileAddress, clock: Clock | None = None) -> None:
         self._place = place
         self._clock = clock or SystemClock()
         self._tracking = RowTracking(lambda info: _row_file(info, place), self._clock)
@@ -412,7 +412,7 @@ class PlannedFiles:
                 yield wanted, str(wanted.column("offset")[-1].as_py() + 1)
 
 
-def _row_file(info: ObjectInfo, place: FilePlace) -> RowFile:
+def _row_file(info: ObjectInfo, place: FileAddress) -> RowFile:
     form, codec = place.format_of(info.key)
     delimiter = "\n" if place.delimiter is None else place.delimiter
     return RowFile(f"file `{info.key}`", form, codec, delimiter.encode(), info.modified_ms)

@@ -36,12 +36,12 @@ __all__ = [
     "SEQUENCE",
     "SUB_SEQUENCE",
     "Kinesis",
-    "KinesisPlace",
+    "KinesisAddress",
     "KinesisShard",
     "StreamInfo",
     "arrived_ms",
     "check_response",
-    "parse_place",
+    "parse_kinesis_address",
     "shard_id",
 ]
 
@@ -84,7 +84,7 @@ _RESPONSE_FIELD = {
 
 
 @dataclass(frozen=True)
-class KinesisPlace:
+class KinesisAddress:
     """A stream; plain values."""
 
     url: str
@@ -130,9 +130,9 @@ class KinesisShard:
         return self.last_sequence is not None
 
 
-def parse_place(
+def parse_kinesis_address(
     address: Address, environ: Mapping[str, str], role: str, more: tuple[str, ...] = ()
-) -> KinesisPlace:
+) -> KinesisAddress:
     """Parses ``kinesis://STREAM?region=…&endpoint_url=…``. ``more`` lists further options."""
     options = address.take_options((*_OPTIONS, *more))
     if not _STREAM_NAME.fullmatch(address.host) or address.path or address.port:
@@ -154,7 +154,7 @@ def parse_place(
         "aws_session_token": environ.get("AWS_SESSION_TOKEN"),
     }
     given = {name: text for name, text in keys.items() if text} if all(_pair(keys)) else {}
-    return KinesisPlace(address.text, address.host, region, endpoint, given, role)
+    return KinesisAddress(address.text, address.host, region, endpoint, given, role)
 
 
 class Kinesis:
@@ -162,11 +162,11 @@ class Kinesis:
 
     def __init__(
         self,
-        place: KinesisPlace,
+        place: KinesisAddress,
         *,
         clock: Clock | None = None,
         source: random.Random | None = None,
-        connect: Callable[[KinesisPlace], Any] | None = None,
+        connect: Callable[[KinesisAddress], Any] | None = None,
         backoff: Backoff = _BACKOFF,
     ) -> None:
         self._place = place
@@ -316,7 +316,7 @@ def check_response(operation_model: Any, response_dict: dict[str, Any], **_: Any
         raise BrokenResponseError(operation=operation, status=status, fault=fault)
 
 
-def _connect(place: KinesisPlace) -> Any:
+def _connect(place: KinesisAddress) -> Any:
     config = Config(
         connect_timeout=_CONNECT_TIMEOUT_S,
         read_timeout=_READ_TIMEOUT_S,

@@ -35,7 +35,12 @@ import pyarrow.compute as pc
 
 from tidelog.clock import Clock, SystemClock, system_random
 from tidelog.connectors.archive.staging import discard_files, staged_events
-from tidelog.connectors.kinesis.client import HASH_KEY, Kinesis, KinesisPlace, parse_place
+from tidelog.connectors.kinesis.client import (
+    HASH_KEY,
+    Kinesis,
+    KinesisAddress,
+    parse_kinesis_address,
+)
 from tidelog.connectors.sink import ForwardSink, Lot, RangeWriter, SinkContext, TargetSink
 from tidelog.connectors.topic.segments import SegmentTarget, SegmentWriter
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
@@ -89,7 +94,7 @@ def open_writer(
 
     ``backoff`` says how long to try calls, and puts that Kinesis refuses.
     """
-    place = parse_place(parse_address(url), environ, "sink")
+    place = parse_kinesis_address(parse_address(url), environ, "sink")
     kinesis = Kinesis(place) if backoff is None else Kinesis(place, backoff=backoff)
     info = kinesis.describe()[0]
     return KinesisWriter(kinesis, place.stream, info.record_bytes_max, backoff=backoff or _BACKOFF)
@@ -246,7 +251,7 @@ class KinesisSettings:
 
 def open_kinesis(address: Address, *, environ: Mapping[str, str], store: str) -> KinesisSink:
     """Opens the sink at ``kinesis://STREAM?region=…&endpoint_url=…``. Raises ``NotFoundError``."""
-    place = parse_place(address, environ, "sink")
+    place = parse_kinesis_address(address, environ, "sink")
     info, _ = Kinesis(place).describe()
     return KinesisSink(place, KinesisSettings(store, info.incarnation, info.record_bytes_max))
 
@@ -256,7 +261,7 @@ class KinesisSink:
 
     def __init__(
         self,
-        place: KinesisPlace,
+        place: KinesisAddress,
         settings: KinesisSettings,
         open_store: Callable[[str], Store] = open_store_here,
         kinesis: Kinesis | None = None,
@@ -331,7 +336,7 @@ class KinesisSink:
 def _reopen(url: str, settings: KinesisSettings) -> KinesisSink:
     """Opens the sink in another process, with the credentials of that process."""
     environ = os.environ  # noqa: TID251 - a worker reads its own environment
-    return KinesisSink(parse_place(parse_address(url), environ, "sink"), settings)
+    return KinesisSink(parse_kinesis_address(parse_address(url), environ, "sink"), settings)
 
 
 _: type[TargetSink] = KinesisSink

@@ -24,10 +24,10 @@ from typing import Any
 from tidelog.clock import Clock, SystemClock
 from tidelog.connectors.kinesis.client import (
     Kinesis,
-    KinesisPlace,
+    KinesisAddress,
     KinesisShard,
     StreamInfo,
-    parse_place,
+    parse_kinesis_address,
 )
 from tidelog.connectors.kinesis.reader import (
     END,
@@ -79,7 +79,7 @@ def open_kinesis(
     into the wrong shard during a split, because it sends them again.
     """
     clock = clock or SystemClock()
-    place = parse_place(address, environ, "source", ("outside", "start"))
+    place = parse_kinesis_address(address, environ, "source", ("outside", "start"))
     outside = address.options.get("outside", "keep")
     if outside not in ("keep", "drop"):
         raise InvalidError(f"source `{address.text}`: outside `{outside}`: give keep or drop")
@@ -95,7 +95,7 @@ class KinesisSource:
 
     def __init__(
         self,
-        place: KinesisPlace,
+        place: KinesisAddress,
         way: KinesisOptions | None = None,
         *,
         clock: Clock | None = None,

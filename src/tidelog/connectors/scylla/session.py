@@ -30,8 +30,8 @@ from tidelog.model.times import duration_ms, moment_ms
 __all__ = [
     "SAFE_LAG_MS",
     "WIDTH_MS_MAX",
+    "ScyllaAddress",
     "ScyllaOptions",
-    "ScyllaPlace",
     "ScyllaSession",
     "StatementPages",
     "StreamAwarePolicy",
@@ -63,7 +63,7 @@ _LAGS_MS = {"safe": SAFE_LAG_MS, "fast": 1_000, "sweep": 60_000}
 
 
 @dataclass(frozen=True, slots=True)
-class ScyllaPlace:
+class ScyllaAddress:
     """The servers, the table and the user."""
 
     hosts: tuple[str, ...]
@@ -111,7 +111,7 @@ class ScyllaOptions:
 
 def parse_scylla(
     address: Address, environ: Mapping[str, str], now_ms: int
-) -> tuple[ScyllaPlace, ScyllaOptions]:
+) -> tuple[ScyllaAddress, ScyllaOptions]:
     """Parses an address into place and way. Raises ``InvalidError``."""
     options = address.take_options(_OPTIONS)
     consistency = options.get("consistency", "quorum").lower()
@@ -130,7 +130,7 @@ def parse_scylla(
     generations = options.get("generations")
     if generations is not None:
         _check_name(address, "generations", generations)
-    place = ScyllaPlace(
+    place = ScyllaAddress(
         _hosts(address),
         address.port or 9042,
         keyspace,
@@ -145,7 +145,7 @@ def parse_scylla(
     return place, _way(address, options, now_ms)
 
 
-def format_scylla(place: ScyllaPlace, way: ScyllaOptions) -> str:
+def format_scylla(place: ScyllaAddress, way: ScyllaOptions) -> str:
     """Returns the address of both, without login and with absolute times."""
     options = {
         "consistency": place.consistency,
@@ -313,7 +313,7 @@ WIDTH_MS_MAX = 400 * 86_400_000  # of a window
 _FastResult: Any = protocol.ProtocolHandler.message_types_by_opcode[protocol.ResultMessage.opcode]
 
 
-def _handler(place: ScyllaPlace) -> Any:
+def _handler(place: ScyllaAddress) -> Any:
     """Returns the driver's protocol, except that rows of the table and its log stay bytes."""
     ours = {(place.keyspace, place.table), (place.keyspace, place.log_table)}
 
@@ -374,7 +374,7 @@ class StatementPages:
 class ScyllaSession:
     """The connections of one process."""
 
-    def __init__(self, place: ScyllaPlace) -> None:
+    def __init__(self, place: ScyllaAddress) -> None:
         self.place = place
         self.layout: Any = None  # of the log's rows, as last seen
         self.width_ms = WIDTH_MS_MAX  # of windows, as last used
@@ -490,11 +490,11 @@ class ScyllaSession:
         )
 
 
-_sessions: dict[tuple[int, ScyllaPlace], ScyllaSession] = {}
+_sessions: dict[tuple[int, ScyllaAddress], ScyllaSession] = {}
 _opening = threading.Lock()
 
 
-def session_of(place: ScyllaPlace) -> ScyllaSession:
+def session_of(place: ScyllaAddress) -> ScyllaSession:
     """Returns the session of this process, and opens it if needed. Raises Tidelog's errors."""
     with _opening:
         known = os.getpid(), place
@@ -541,7 +541,7 @@ class StreamAwarePolicy(DCAwareRoundRobinPolicy):  # type: ignore[misc]
         return next((host for host in around if host in hosts), None)
 
 
-def _cluster(place: ScyllaPlace) -> Any:
+def _cluster(place: ScyllaAddress) -> Any:
     login = None
     if place.username is not None:
         login = PlainTextAuthProvider(place.username, place.password)

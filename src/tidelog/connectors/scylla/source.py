@@ -56,8 +56,8 @@ from tidelog.connectors.scylla.reader import (
 )
 from tidelog.connectors.scylla.session import (
     SAFE_LAG_MS,
+    ScyllaAddress,
     ScyllaOptions,
-    ScyllaPlace,
     ScyllaSession,
     format_scylla,
     parse_scylla,
@@ -135,7 +135,7 @@ class ScyllaSource:
 
     def __init__(
         self,
-        place: ScyllaPlace,
+        place: ScyllaAddress,
         way: ScyllaOptions,
         *,
         open_context: OpenContext | None = None,
@@ -458,7 +458,7 @@ class SweptPipelines:
     """The pipelines that a sweep follows."""
 
     open_context: OpenContext
-    place: ScyllaPlace
+    place: ScyllaAddress
     way: ScyllaOptions
     _reached: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
 

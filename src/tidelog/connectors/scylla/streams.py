@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-from tidelog.connectors.scylla.session import ScyllaPlace, ScyllaSession
+from tidelog.connectors.scylla.session import ScyllaAddress, ScyllaSession
 from tidelog.errors import InvalidError, NotFoundError
 
 __all__ = [
@@ -80,7 +80,7 @@ class _Shape(Protocol):
 class _Tablets:
     session: ScyllaSession
     keyspace: str
-    place: ScyllaPlace
+    place: ScyllaAddress
     by_vnode: bool = False  # each stream belongs to a tablet
 
     def times(self) -> list[int]:
@@ -239,7 +239,7 @@ def _shape_of(session: ScyllaSession) -> _Shape:
     raise _no_generations(place)
 
 
-def _no_generations(place: ScyllaPlace) -> NotFoundError:
+def _no_generations(place: ScyllaAddress) -> NotFoundError:
     return NotFoundError(
         f"change log of `{place.label}`: the cluster lists no generations of streams"
         f"{f' in keyspace {place.generations}' if place.generations else ''}: is it Scylla, with "

@@ -126,7 +126,7 @@ class TopicSource:
             topic = self._find(context, range)
             with _guard_range(context, topic, range):
                 reader = Reader(context, topic, int(range.partition.name))
-                yield from _chunks(range, reader.stretches(*range_offsets(range)))
+                yield from _chunks(range, reader.read(*range_offsets(range)))
 
     def reader(self, range: SourceRange) -> PlannedRange:
         """Returns the range with everything needed to read it from the store.
@@ -186,7 +186,7 @@ class PlannedRange:
 
     def read(self) -> Iterator[Chunk]:
         """Yields the same chunks as ``TopicSource.read``. Raises ``UnavailableError`` if stale."""
-        return _chunks(self.range, self._stretches(open_store_here(self.store)))
+        return _chunks(self.range, self._read_runs(open_store_here(self.store)))
 
     def part(self, start: str, limit: str) -> PlannedRange:
         """Implements ``DividingReader.part``: a run across a border belongs to both parts."""
@@ -194,7 +194,7 @@ class PlannedRange:
         runs = tuple(run for run in self.runs if run.end > first and run.base < end)
         return replace(self, range=replace(self.range, start=start, limit=limit), runs=runs)
 
-    def _stretches(self, store: Store) -> Iterator[OffsetEvents]:
+    def _read_runs(self, store: Store) -> Iterator[OffsetEvents]:
         start, limit = range_offsets(self.range)
         topic, partition = self.range.partition.topic, int(self.range.partition.name)
         with Pool(_AHEAD, "tidelog-fetch") as pool:
@@ -265,15 +265,15 @@ def _check_held(partition: SourcePartition, start: int, limit: int, head: Head) 
         )
 
 
-def _chunks(range: SourceRange, stretches: Iterator[OffsetEvents]) -> Iterator[Chunk]:
+def _chunks(range: SourceRange, parts: Iterator[OffsetEvents]) -> Iterator[Chunk]:
     """Yields events in event columns, joined to chunks large enough to process."""
     at, limit = range_offsets(range)
 
     def pieces() -> Iterator[tuple[pa.RecordBatch, str]]:
         reached = at
-        for stretch in stretches:
-            reached = stretch.end
-            yield stretch.arrow(), str(reached)
+        for part in parts:
+            reached = part.end
+            yield part.arrow(), str(reached)
         if reached != limit:
             raise _short(range, reached)
 

@@ -99,8 +99,8 @@ class Consumer:
         ['order-1', 'order-2']
         """
         with all_or_nothing(self._readers):
-            stretches = self._poll(max_events, timeout_s)
-            return [event for stretch in stretches for event in stretch.events()]
+            parts = self._poll(max_events, timeout_s)
+            return [event for part in parts for event in part.events()]
 
     def poll_arrow(self, max_events: int = 50_000, timeout_s: float = 1.0) -> pa.Table:
         """Returns the same as an Arrow table in event columns.
@@ -109,8 +109,8 @@ class Consumer:
         3
         """
         with all_or_nothing(self._readers):
-            stretches = self._poll(max_events, timeout_s)
-            return pa.Table.from_batches([each.arrow() for each in stretches], EVENT_SCHEMA)
+            parts = self._poll(max_events, timeout_s)
+            return pa.Table.from_batches([each.arrow() for each in parts], EVENT_SCHEMA)
 
     def commit(self) -> None:
         """Stores how far everything was delivered.
@@ -308,25 +308,25 @@ class Consumer:
         reader = self._reader_of(partition)
         read = 0
         sent = SentWrites()  # the handler's own errors pass unchanged
-        told = functools.partial(
+        unknown_if_sent = functools.partial(
             sent.unknown_if_any, f"read of `{self._topic.name}/{partition}`", "read again"
         )
         try:
             while read < max_events:
-                with told():
-                    stretch = reader.take(max_events - read)
-                if stretch is None:
+                with unknown_if_sent():
+                    part = reader.take(max_events - read)
+                if part is None:
                     break
-                for event in stretch.events():
+                for event in part.events():
                     if handler is not None:
                         handler(event)
-                    with told():
+                    with unknown_if_sent():
                         self._membership.commit(partition, (event.offset or 0) + 1, reader.epoch)
                     sent.any = True
                     read += 1
             held = self._membership.held.get(partition)
             if held and held.lease.cursor != reader.position:
-                with told():  # over erased events
+                with unknown_if_sent():  # over erased events
                     self._membership.commit(partition, reader.position, reader.epoch)
         finally:
             self._readers.pop(partition, None)
@@ -412,9 +412,9 @@ class Consumer:
             try:
                 reader = self._current(partition)
                 if reader is not None:
-                    for stretch in self._take(partition, reader, room):
-                        found.append(stretch)
-                        room -= stretch.batch.num_rows
+                    for part in self._take(partition, reader, room):
+                        found.append(part)
+                        room -= part.batch.num_rows
             except Exception as exc:  # noqa: BLE001 - what was found must be returned first
                 trouble = exc, reader
             if room == 0:
@@ -427,18 +427,18 @@ class Consumer:
 
     def _take(self, partition: int, reader: LeaseReader, room: int) -> Iterator[OffsetEvents]:
         """Yields what one partition has, up to ``room`` events, if a poll of it is due."""
-        told = self.context.wakeups.newest(self._topic.incarnation, partition)
+        committed = self.context.wakeups.newest(self._topic.incarnation, partition)
         clock, pace = self.context.clock, reader.pace
-        if not reader.is_reading() and not pace.is_due(clock.monotonic_s(), told):
+        if not reader.is_reading() and not pace.is_due(clock.monotonic_s(), committed):
             return
-        pace.looked(told)
+        pace.looked(committed)
         taken = False
         try:
             reader.refresh()
-            while room > 0 and (stretch := reader.take(room)) is not None:
+            while room > 0 and (part := reader.take(room)) is not None:
                 taken = True
-                room -= stretch.batch.num_rows
-                yield stretch
+                room -= part.batch.num_rows
+                yield part
         except NotFoundError as exc:
             if "start" not in exc.context:
                 raise

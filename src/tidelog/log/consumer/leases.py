@@ -501,7 +501,7 @@ class LeaseReader:
         """Returns what follows in the current page, or in a new one."""
         found = None if self._coming is None else next(self._coming, None)
         if found is None:
-            self._coming = self._reader.stretches(self.position)
+            self._coming = self._reader.read(self.position)
             found = next(self._coming, None)
         if found is None:
             self._coming = None

@@ -208,17 +208,17 @@ class Flush:
         """Notes that a part may or may not be stored."""
         self._unknown.append((part.rows, error))
 
-    def failed(self, error: BaseException) -> FlushFailure:
+    def track_failure(self, error: BaseException) -> FlushFailure:
         """Starts to track which callers know about a failure; call it before :meth:`finish`."""
         offsets = self.positions().offsets
         stored = int((offsets >= 0).sum()) if isinstance(error, TidelogError) else 0
         self.failure = FlushFailure(error, len(self) - stored)
         return self.failure
 
-    def tell(self, index: int) -> None:
+    def note_raised(self, index: int) -> None:
         """Notes that the sender of one failed event gets its error now."""
         if self.failure is not None:
-            self.failure.tell(index)
+            self.failure.note_raised(index)
 
     def begin(self) -> bool:
         """Returns True in the first call, and False in every later one."""
@@ -332,7 +332,7 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         if flush.error is not None:
             stored = isinstance(flush.error, TidelogError) and flush.is_stored(self.index)
             if not stored:
-                flush.tell(self.index)
+                flush.note_raised(self.index)
                 raise flush.error_of(self.index)
         return flush.positions()[self.index]
 
@@ -459,26 +459,26 @@ class FlushFailure:
     def __init__(self, error: BaseException, events: int) -> None:
         self.error = error
         self._events: int | None = events  # how many failed; None: of several flushes
-        self._told: set[int] = set()  # events whose futures have raised it
+        self._raised_by: set[int] = set()  # events whose futures have raised it
         self._is_raised = False  # by ``flush`` or ``close``
         self._threads: set[Thread] = set()  # may have sent some, and do not know yet
 
-    def tell(self, index: int) -> None:
+    def note_raised(self, index: int) -> None:
         """Notes that the future of a failed event has raised its error."""
-        self._told.add(index)
+        self._raised_by.add(index)
 
-    def met_by(self, threads: set[Thread]) -> None:
+    def note_threads(self, threads: set[Thread]) -> None:
         """Notes which threads are alive at the time of the failure."""
         self._threads = threads
 
     def is_over(self, living: set[Thread]) -> bool:
         """Returns whether every call that must raise it has done so."""
         self._threads &= living
-        return self._is_told() or (self._is_raised and not self._threads)
+        return self._have_all_raised() or (self._is_raised and not self._threads)
 
     def is_due(self, thread: Thread) -> bool:
         """Returns whether a call in this thread must raise it."""
-        return not self._is_told() and (not self._is_raised or thread in self._threads)
+        return not self._have_all_raised() and (not self._is_raised or thread in self._threads)
 
     def raised_in(self, thread: Thread) -> None:
         """Notes that a call in this thread raises it, or an earlier one."""
@@ -491,8 +491,8 @@ class FlushFailure:
         self._is_raised = self._is_raised and later._is_raised
         self._threads |= later._threads
 
-    def _is_told(self) -> bool:
-        return self._events is not None and len(self._told) >= self._events
+    def _have_all_raised(self) -> bool:
+        return self._events is not None and len(self._raised_by) >= self._events
 
 
 class FlushFailures:
@@ -507,7 +507,7 @@ class FlushFailures:
     def add(self, failure: FlushFailure) -> None:
         """Adds a failure, for all threads that are alive now."""
         living = set(threading.enumerate())
-        failure.met_by(set(living))
+        failure.note_threads(set(living))
         self._kept = [each for each in self._kept if not each.is_over(living)]
         self._kept.append(failure)
         if len(self._kept) > limits.FAILURES_MAX:

@@ -206,7 +206,7 @@ class Uploader:
     def _keep_failure(self, flush: Flush, error: BaseException | None) -> None:
         """Records a failure before callers wake up. A failed ``append`` raises its own error."""
         if error is not None and flush.pending:
-            self._failures.add(flush.failed(error))
+            self._failures.add(flush.track_failure(error))
 
     def _is_behind(self, flush: Flush) -> bool:
         return self._cause is not None and (self._named or flush.number < self._failed_until)

@@ -176,7 +176,7 @@ class Ingest:
             await opened.wait_durable(flush)
             if flush.error is None or flush.is_stored(index):
                 return (flush.positions()[index],)
-            flush.tell(index)
+            flush.note_raised(index)
             raise flush.error_of(index).with_traceback(None)
         if len(sent) <= _FEW_EVENTS:
             for flush in {each.flush: None for each in sent}:
@@ -347,7 +347,7 @@ def _positions(topic: str, sent: list[SendFuture]) -> Sequence[Position]:
             at = each.flush.positions()[each.index]
             partitions[number], offsets[number] = at.partition, at.offset
             continue
-        each.flush.tell(each.index)
+        each.flush.note_raised(each.index)
         failure = each.flush.error_of(each.index)
         is_unknown = isinstance(failure, UnknownOutcomeError) or not isinstance(
             failure, TidelogError
