@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Unpack, overload
+from typing import TYPE_CHECKING, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Home", "World", "create_home", "open_home"]
 
+Given = TypeVar("Given", Producer, Consumer)
+
 _READERS = 4  # objects fetched at once, for all readers of a home
 
 
@@ -79,8 +81,10 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         self._producers: dict[str, Producer] = {}  # for appends, one for each topic
         self._given: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
         self._closed = False
+        self._is_all_closed = False
         self._process = os.getpid()
         self._lock = threading.Lock()
+        self._closing = threading.RLock()
         self._pool = Pool(_READERS, "tidelog-read")
         self._lookups = Lookups(context, self._pool)
         self._who = user_at_host(world.environ)
@@ -180,9 +184,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         """
         found = self.topic(topic)
         self._notifier.watch(found)
-        producer = Producer(self.context, found, name)
-        self._given.add(producer)
-        return producer
+        return self._give(Producer(self.context, found, name))
 
     def append(
         self,
@@ -242,11 +244,8 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         ...     consumer.commit()
         ['order-1', 'order-2', 'order-3']
         """
-        consumer = Consumer(
-            self.context, self.topic(topic), name, start, self._pool, self._append_own
-        )
-        self._given.add(consumer)
-        return consumer
+        found = self.topic(topic)
+        return self._give(Consumer(self.context, found, name, start, self._pool, self._append_own))
 
     def consumers(self, topic: str) -> Consumers:
         """Return the consumers of a topic, to list, seek and delete them.
@@ -375,18 +374,23 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         >>> home.close()
         """
         check_process(self._process, f"home `{self.id}`")
-        with self._lock:
-            if self._closed:
+        with self._closing:
+            if self._is_all_closed:
                 return
-            self._closed = True
-            opened = [*self._given, *self._producers.values()]
-            self._producers.clear()
-        with contextlib.ExitStack() as stack:  # each is closed, also when another fails
-            stack.callback(self.catalog.close)
-            stack.callback(self._pool.shutdown)
-            stack.callback(self._notifier.close)
-            for each in opened:
-                stack.callback(each.close)
+            with self._lock:  # from here on, nothing is added to what is closed
+                self._closed = True
+                opened = [*self._given, *self._producers.values()]
+            try:
+                with contextlib.ExitStack() as stack:  # each is closed, also when another fails
+                    stack.callback(self.catalog.close)
+                    stack.callback(self._pool.shutdown)
+                    stack.callback(self._notifier.close)
+                    for each in opened:
+                        stack.callback(each.close)
+            except Exception:
+                self._is_all_closed = True
+                raise
+            self._is_all_closed = True  # otherwise a signal came between: the next call goes on
 
     def __enter__(self) -> Home:
         return self
@@ -412,6 +416,8 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         found = self.topic(topic)
         old = None
         with self._lock:
+            if self._closed:
+                raise self._closed_error()
             producer = self._producers.get(topic)
             if producer is None or producer.incarnation != found.incarnation:
                 self._notifier.watch(found)
@@ -433,10 +439,22 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
                     del self._producers[topic]
             _close_quietly(producer)
 
+    def _give(self, opened: Given) -> Given:
+        """Returns what ``close`` will close too. Raises if it came too late for that."""
+        with self._lock:
+            if not self._closed:
+                self._given.add(opened)
+                return opened
+        opened.close()
+        raise self._closed_error()
+
     def _check_open(self) -> None:
         check_process(self._process, f"home `{self.id}`")
         if self._closed:
-            raise InvalidError(f"home `{self.id}`: is closed: open it again")
+            raise self._closed_error()
+
+    def _closed_error(self) -> InvalidError:
+        return InvalidError(f"home `{self.id}`: is closed: open it again")
 
 
 def _close_quietly(producer: Producer) -> None:

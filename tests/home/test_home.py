@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,8 +19,9 @@ from tidelog import home as home_module
 from tidelog.catalog.base import Catalog, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
-from tidelog.home import World, create_home, open_home
+from tidelog.home import Home, World, create_home, open_home
 from tidelog.model import layout
+from tidelog.model.topic import Topic
 from tidelog.settings import Settings
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore
@@ -318,3 +320,27 @@ class TestDiesAfterEveryStep:
         stored = msgspec.json.decode(store.get(layout.HOME_OBJECT).splitlines()[0])
         assert stored["id"] == made.id
         assert died or faults.calls < call
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda home: home.producer("t"),
+        lambda home: home.consumer("t", name="c"),
+        lambda home: home.append("t", [tidelog.Event(b"a")]),
+    ],
+    ids=["producer", "consumer", "append"],
+)
+def test_nothing_is_opened_beside_a_close_that_would_stay_open(
+    use: Callable[[Home], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = open_home("memory:")
+    topic = home.create_topic("t")
+
+    def closed_meanwhile(name: str) -> Topic:
+        home.close()
+        return topic
+
+    monkeypatch.setattr(home, "topic", closed_meanwhile)
+    with pytest.raises(InvalidError, match=r"^home `.+`: is closed"):
+        use(home)

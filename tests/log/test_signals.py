@@ -202,3 +202,17 @@ def test_a_loop_gets_what_an_interrupted_one_has_polled(
 
 def _interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_home_whose_close_was_interrupted_is_closed_by_the_next_call(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    object.__setattr__(home.context, "log_settings", LogSettings(linger_ms=600_000))
+    producer = home.producer("t")
+    sent = producer.send(b"a")
+    monkeypatch.setattr(producer, "close", Interrupts(producer.close))
+    with pytest.raises(KeyboardInterrupt):
+        home.close()
+    assert not sent.done()
+    home.close()
+    assert sent.result(0).offset == 0
