@@ -282,7 +282,9 @@ class AccessLog:
         dropped, self._dropped = self._dropped, 0
         more = {"dropped": dropped} if dropped else {}
         line = msgspec.json.encode({"time": at, **fields, **more}).decode()
-        return "".join(map(_json_visible, line)).encode() + b"\n"
+        if not line.isprintable():
+            line = "".join(map(_json_visible, line))
+        return line.encode() + b"\n"
 
     def _write(self, lines: list[bytes]) -> None:
         if self._path == "-":
