@@ -458,7 +458,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
 
 
 def _close_quietly(producer: Producer) -> None:
-    """Of a topic that is gone; its appends have told their callers what failed."""
+    """Closes the producer of a deleted topic. Its appends have raised what failed."""
     with contextlib.suppress(TidelogError):
         producer.close()
 

@@ -9,7 +9,7 @@
 Only an attempt at an intent stages and records. Its output is named when it decides that intent, in
 a write that expects the head and the intent unchanged. So an epoch of a source partition has an
 unfinished range only if the partition's head has that epoch, an owner and an undecided intent, or
-one with a range that is read ahead (``pipeline.ahead``). A frozen head has no unfinished range. Nor
+one with a range that is read next (``pipeline.read_ahead``). A frozen head has none. Nor
 has one that its driver has released: the sweep reads the head before the intent, so what the driver
 decided is named. So what is not named when the rows are read will never be. What is young, or
 belongs to a driver that may be alive, stays for a later sweep. After a crash anywhere, the next

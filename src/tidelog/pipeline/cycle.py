@@ -25,7 +25,7 @@ Each source partition goes through these steps. Every write expects its ``head``
    is after a cut that failed or ended early is discarded) → crash: the next driver does the range
 5. record: put a manifest object, and its key into the
    ``intent``: now the content is decided; where more
-   waits, with the range that is read next (``ahead``)     → crash: the next driver does step 6
+   waits, with the range to read next (``read_ahead``)     → crash: the next driver does step 6
 6. publish: copy each staged file to its final name; what
    is read ahead is staged meanwhile                       → crash: the next driver copies the rest
 7. commit, in one write: ``commit`` row, ``head`` to the
@@ -90,7 +90,6 @@ from tidelog.model.pipeline import (
 )
 from tidelog.model.times import Backoff
 from tidelog.pipeline import base
-from tidelog.pipeline.ahead import FindNext, RangeRounds, Results, intend_next, read_no_more
 from tidelog.pipeline.base import (
     ClaimedError,
     CycleReport,
@@ -121,7 +120,8 @@ from tidelog.pipeline.failures import (
 from tidelog.pipeline.late import span_to_read
 from tidelog.pipeline.lost_ranges import SettingAside, late_manifests
 from tidelog.pipeline.ranges import check_plan, choose_cuts, discard_staged, end_before, plan_tasks
-from tidelog.pipeline.remade import TopicHeads, is_topic_remade
+from tidelog.pipeline.read_ahead import FindNext, RangeRounds, Results, intend_next, read_no_more
+from tidelog.pipeline.recreated_topics import TopicHeads, is_topic_remade
 from tidelog.store.base import put_same
 
 __all__ = ["CLAIM_RETRIES", "Cycle", "CycleReport", "LostError", "Track"]

@@ -48,11 +48,11 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.model.pipeline import Begin, Progress
-from tidelog.pipeline.ahead import FindNext, NextRange, read_no_more
 from tidelog.pipeline.base import ClaimedError, FrozenError, ParallelWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.failures import PipelineFailures
 from tidelog.pipeline.ranges import Due, FilePolicy, parts_of
+from tidelog.pipeline.read_ahead import FindNext, NextRange, read_no_more
 from tidelog.pipeline.share import DriverMembers, DriverShare, flush_version
 from tidelog.pipeline.source_partitions import (
     Beginnings,

@@ -18,7 +18,7 @@ by which a proof of its erasure recognizes the row (``quoted_event``).
 A source partition that was deleted and created again is another sequence of events. None of it goes
 into an archive that has events of the old one. It is an error of that partition until a person
 accepts it (``--accept-loss``). Then the head says that the partition has ended; or it begins again,
-if nothing of the old topic was ever committed (``remade``).
+if nothing of the old topic was ever committed (``recreated_topics``).
 """
 
 from __future__ import annotations

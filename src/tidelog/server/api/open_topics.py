@@ -33,7 +33,10 @@ class OpenTopic:
         self._waiting: dict[Flush, tuple[float, list[asyncio.Future[None]]]] = {}
 
     async def wait_durable(self, flush: Flush) -> None:
-        """Waits until a flush has ended, well or not. Raises ``UnknownOutcomeError`` after long."""
+        """Waits until a flush has ended, stored or failed.
+
+        Raises ``UnknownOutcomeError`` if that takes too long (:meth:`time_out`).
+        """
         waiting = self._waiting.get(flush)
         if waiting is None:
             waiting = self._waiting[flush] = (self._loop.time(), [])

@@ -4,9 +4,8 @@ A head that does not end, a body that trickles, a client that takes no answer: e
 a time. A head that is too large reaches the app as a mark in its scope, and is refused there.
 What is malformed gets status 400. None of these leaves a trace in a topic.
 
-Who is refused may still be sending. A socket that is closed with bytes unread is reset, and its
-client then sees the reset in place of the answer; so the server reads
-on for a moment.
+A client that is refused may still be sending. A socket that is closed with unread bytes is reset,
+and the client sees the reset instead of the answer. So the server reads on for a moment.
 
 A server that is full still answers health checks, and one address cannot fill it alone.
 
