@@ -397,3 +397,14 @@ def test_a_deleted_topic_is_not_there(tmp_path: Path) -> None:
             rows(home, "select * from orders")
         with pytest.raises(NotFoundError):
             home.topic("orders")
+
+
+def test_an_interrupt_in_a_scan_is_raised_as_it_is(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TopicTable, "batches", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        home.sql("select count(*) from orders").read_all()

@@ -219,8 +219,8 @@ class _Session:
             raise
         except _DUCKDB_ERRORS as exc:
             failure = self._scans.failure
-            if isinstance(failure, TidelogError):
-                raise failure from exc
+            if isinstance(failure, TidelogError) or not isinstance(failure, Exception | None):
+                raise failure from exc  # such as Ctrl-C while a scan ran in the main thread
             if failure is not None:
                 raise InternalError(f"sql: reading failed: {failure!r}") from failure
             if isinstance(exc, duckdb.OutOfMemoryException):

@@ -98,7 +98,9 @@ class _Dataset(ds.InMemoryDataset):  # type: ignore[misc]  # Arrow has no types
                 found = batch if filter is None else batch.filter(filter)
                 if found.num_rows:
                     yield found.select(columns)
-        except Exception as exc:
+        except GeneratorExit:
+            raise  # DuckDB needs no more
+        except BaseException as exc:
             self.scans.failure = self.scans.failure or exc
             raise
 
