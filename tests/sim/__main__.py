@@ -41,6 +41,7 @@ from tests.sim.playback_world import PlaybackWorld
 from tests.sim.rebalance import RebalanceWorld
 from tests.sim.recreate_world import RecreateWorld
 from tests.sim.rollback_world import RollbackWorld
+from tests.sim.rotation_world import RotationWorld
 from tests.sim.signals_world import SignalsWorld
 from tests.sim.staged_world import StagedWorld
 from tests.sim.tasks_world import TasksWorld
@@ -79,6 +80,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "tasks": TasksWorld,
     "copies": CopiesWorld,
     "backups": BackupsWorld,
+    "rotation": RotationWorld,
 }
 PLANTED: dict[str, tuple[str, Mapping[str, Any], Callable[[Any, int], bool]]] = {
     "archives": ("### Bugs planted into archives", archive_planted.BUGS, archive_planted.notices),

@@ -20,6 +20,7 @@ from tests.sim import (
     drivers_planted,
     marks_planted,
     moves_planted,
+    rotation_planted,
     tasks_planted,
 )
 from tests.sim.archive_home import ArchivesHome
@@ -35,6 +36,7 @@ from tests.sim.archive_worlds import (
 from tests.sim.backups_world import BackupsWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.moves_world import MovesWorld
+from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedWorld
 from tests.sim.stale import check_kind
 from tests.sim.tasks_world import TasksWorld
@@ -533,6 +535,12 @@ BUGS: Mapping[str, Bug] = {
         "P4a", ahead_planted.begins_at_the_limit, CutsWorld
     ),
     "a sweep removes what is read ahead": Bug("P4", ahead_planted.sweeps_pass_it_over),
+    "drivers begin files by what they knew": Bug(
+        "P4", rotation_planted.list_has_no_version, RotationWorld
+    ),
+    "a file is known when it is read": Bug(
+        "P4", rotation_planted.file_is_known_when_it_is_read, RotationWorld
+    ),
     "a redo leaves dead letters out": Bug(
         "P4", moves_planted.redo_leaves_dead_letters_out, MovesWorld
     ),

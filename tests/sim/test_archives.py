@@ -21,6 +21,7 @@ from tests.sim.archive_worlds import (
 from tests.sim.backups_world import BackupsWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.moves_world import MovesWorld
+from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedDone, StagedWorld
 from tests.sim.tasks_world import TasksWorld
 from tests.test_docs import table_after
@@ -50,6 +51,13 @@ def test_every_offset_is_accounted_for(block: int) -> None:
 def test_worlds_where_processes_meet_more_often_find_nothing(world: type[ArchivesWorld]) -> None:
     for seed in range(2):
         world(seed).run()
+
+
+def test_lines_of_rotated_files_are_archived_once() -> None:
+    worlds = [RotationWorld(seed) for seed in range(6)]
+    for world in worlds:
+        world.run()
+    assert sum(world.rotations for world in worlds) > 6
 
 
 def test_batches_of_spark_are_stored_once() -> None:

@@ -129,6 +129,7 @@ class Bounds:
     begins: BeginReason = "earliest"  # why nothing before ``first`` is there
     note: bytes = b""  # of what is before ``end``, if the source tracks and has no note yet
     gaps: tuple[Gap, ...] = ()  # what an archive lacks between them
+    identity: bytes = b""  # a note that finds the partition again before anything of it was read
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ __all__ = [
     "JOBS",
     "JOB_LIST",
     "KEEPERS",
+    "LISTING_ROW",
     "PLAYBACK_PIN",
     "PLAYBACK_STATE",
     "REGISTRY",
@@ -134,9 +135,8 @@ FAILURES_ROW, FAILURE_ROWS = "failures", "failure/"
 CLOSED_ROW = "closed"  # among consumers: their topic was deleted, so none can be added
 TOKEN_GUARD = "guard"  # noqa: S105 - a row of the registry: the home has had a token
 TOKEN_USES = "tokens"  # noqa: S105 - a partition: when each token was used
-FENCE_ROW, FLUSH_ROW, SEEN_ROWS = "fence", "flush", "seen/"
-PLAYBACK_PIN, PLAYBACK_STATE = "pin", "state"
-ACCEPTED_ROW, COMPILE_ROW = "accepted", "compile"
+FENCE_ROW, FLUSH_ROW, LISTING_ROW, SEEN_ROWS = "fence", "flush", "listing", "seen/"
+ACCEPTED_ROW, COMPILE_ROW, PLAYBACK_PIN, PLAYBACK_STATE = "accepted", "compile", "pin", "state"
 SCRIBE, SCRIBE_LEASE, SCRIBE_QUEUE = "scribe", "lease", "queue"
 STAGED_ROW = "staged"
 TOPIC_ROW_KINDS = (

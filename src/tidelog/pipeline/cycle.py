@@ -126,8 +126,7 @@ from tidelog.store.base import put_same
 
 __all__ = ["CLAIM_RETRIES", "Cycle", "CycleReport", "LostError", "Track"]
 
-# 5 to 10 s in total, per source partition
-CLAIM_RETRIES = Backoff(attempts=16, base_ms=5, max_ms=1_000)
+CLAIM_RETRIES = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s, per source partition
 
 _NAMES_CHARS = 16  # of an id: enough to be unique
 
@@ -160,6 +159,7 @@ class Cycle:
         self._accept_loss = accept_loss
         self._may_take = may_take
         self.drivers = 1  # that share the rate of the pipeline
+        self.list_partition = self._list
         self._tracks: dict[SourcePartition, Track] = {}
         self._stale: set[SourcePartition] = set()
         self._maybe_claimed: set[SourcePartition] = set()  # they may be ours: a reply was lost
@@ -171,7 +171,7 @@ class Cycle:
     ) -> bool:
         """Steps 0 and 1. Returns whether the partition is new; a new one begins at ``begin``.
 
-        ``note`` identifies the partition for its source if it begins after its first event.
+        ``note`` identifies the partition for its source until a range of it is committed.
         ``incarnation`` is stored unless one is known: a partition that was created again is another
         sequence of events, and no range of it is read. Raises ``ClaimedError`` if a living driver
         has it, ``FencedError`` if it is closed, and ``UnavailableError`` if replies stay lost or
@@ -196,7 +196,7 @@ class Cycle:
             write_id = self._context.ids.new()
             with contextlib.suppress(ConflictError, UnknownOutcomeError):
                 if row is None:
-                    self._list(partition)
+                    self.list_partition(partition)
                 # After the list: a promote that began since has read it. After the head: its
                 # position may come from the source that its generation has since it was promoted.
                 self._pipeline.gate()

@@ -48,18 +48,18 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.model.pipeline import Begin, Progress
-from tidelog.pipeline.base import ClaimedError, FrozenError, ParallelWorkers, Pipeline
+from tidelog.pipeline.base import FrozenError, ParallelWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport
-from tidelog.pipeline.failures import PipelineFailures
+from tidelog.pipeline.failures import PipelineFailures, contain_errors
 from tidelog.pipeline.ranges import Due, FilePolicy, parts_of
 from tidelog.pipeline.read_ahead import FindNext, NextRange, read_no_more
 from tidelog.pipeline.share import DriverMembers, DriverShare, flush_version
 from tidelog.pipeline.source_partitions import (
     Beginnings,
     SeenEnds,
-    track,
     vanished_error,
 )
+from tidelog.pipeline.tracked_partitions import TrackedPartitions
 
 __all__ = ["Driver", "DriverOptions", "new_stop"]
 
@@ -117,13 +117,13 @@ class Driver:
         self._how = how
         self._due = Due(how.policy)
         self._failures = PipelineFailures(context, pipeline.id)
-        self._members = DriverMembers(context, pipeline.id, once=not how.follow)
+        apart = not isinstance(pipeline.source, TrackingSource)
+        self._members = DriverMembers(context, pipeline.id, once=not how.follow, apart=apart)
         self._share = DriverShare(context, pipeline, self._members, self._failures)
         self._rest_done = False  # what other drivers have, as of the last cycle
         self._answered = False  # the source, in any cycle
         self._is_away = False  # the source, in the last cycle
         self._ended: dict[SourcePartition, TidelogError] = {}  # not retried in this run
-        self._heads: dict[SourcePartition, Progress] | None = None  # as last read
         self._seen_ends = SeenEnds(context, pipeline.id)
         self._ends: dict[SourcePartition, str] = {}  # of the source, as last seen
         self._before: list[SourcePartition] | None = None  # known when this driver began
@@ -146,6 +146,7 @@ class Driver:
         cycle = Cycle(
             self._context, self._pipeline, members.id, self._how.accept_loss, members.may_take
         )
+        self._tracked = TrackedPartitions(self._context, self._pipeline, cycle)
         if self._how.take_over:
             members.take_over()
         else:
@@ -324,7 +325,7 @@ class Driver:
         for partition in sorted(away - self._away):
             if not self._failures.is_due(partition):
                 continue
-            with _contain_errors(partition, {}, errors):
+            with contain_errors(partition, {}, errors):
                 intent = read_intent(self._context, self._pipeline.id, partition.text)
                 why = errors.get(partition, error)
                 if intent is None:
@@ -351,12 +352,14 @@ class Driver:
         """
         self._find_members()
         cycle.drivers = len(self._members.living)
-        self._track(cycle)
-        partitions = self._pipeline.source.partitions()
-        own = self._share.look(cycle, partitions, self._how.accept_loss, errors)
+        own, partitions = self._list(cycle, errors)
+        if self._tracked.take(own, errors):
+            own, partitions = self._list(cycle, errors)
         self._how.on_share(len(own), len(partitions))
         found = bounds_apart(self._pipeline.source, own, errors)
+        self._tracked.note(partitions, found)
         self._ends = {each: held.end for each, held in found.items()}
+        self._tracked.renew(found)
         self._keep_seen(cycle)
         self._find_vanished(partitions, errors)
         if self._how.accept_loss:
@@ -375,7 +378,7 @@ class Driver:
     def _keep_seen(self, cycle: Cycle, is_last: bool = False) -> None:
         """Stores ends of the source that may vanish before they are read."""
         source = self._pipeline.source
-        heads = {**(self._heads or {}), **cycle.heads()}
+        heads = {**(self._tracked.heads or {}), **cycle.heads()}
         positions = {each: head.position for each, head in heads.items()}
         if isinstance(source, TrackingSource):
             seen = source.seen()
@@ -402,18 +405,19 @@ class Driver:
         """Records gaps where the source vanished before its end, as a person accepted."""
         for partition, error in list(errors.items()):
             if isinstance(error, VanishedError):
-                with _contain_errors(partition, {}, errors):
+                with contain_errors(partition, {}, errors):
                     if not cycle.is_ready(partition):
                         cycle.claim(partition, Begin("", "earliest"))  # its head exists
                     cycle.accept_vanished(partition, str(error.context["end"]))
                     del errors[partition]
 
-    def _track(self, cycle: Cycle) -> None:
-        """Passes to the source what was read; other drivers change their heads at any time."""
-        others = self._heads if self._members.is_alone() else {}
-        known = {each: head for each, head in (others or {}).items() if not cycle.has_claimed(each)}
-        heads = None if self._heads is None else {**known, **cycle.heads()}
-        self._heads = track(self._context, self._pipeline.id, self._pipeline.source, heads)
+    def _list(
+        self, cycle: Cycle, errors: dict[SourcePartition, TidelogError]
+    ) -> tuple[list[SourcePartition], list[SourcePartition]]:
+        """Returns which source partitions this driver has or should take, and which there are."""
+        self._tracked.pass_on(self._members.is_alone())
+        listed = list(self._pipeline.source.partitions())
+        return self._share.look(cycle, listed, self._how.accept_loss, errors), listed
 
     def _is_tried(self, partition: SourcePartition, everything: bool) -> bool:
         """Returns whether to try a source partition in this cycle; one that failed waits."""
@@ -432,14 +436,14 @@ class Driver:
         limits: dict[SourcePartition, str] = {}
         now_s = self._context.clock.monotonic_s()
         for partition, held in list(bounds.items()):
-            with _contain_errors(partition, bounds, errors):
+            with contain_errors(partition, bounds, errors):
                 count = waiting[partition] = self._count_waiting(cycle, partition, held)
                 is_due = self._due.is_due(partition, count, now_s) or partition in self._full
                 if count if everything or self._failures.is_failing(partition) else is_due:
                     due[partition] = count
         parts = self._parts(due)
         for partition in due:
-            with _contain_errors(partition, bounds, errors):
+            with contain_errors(partition, bounds, errors):
                 at, held = cycle.span(partition, bounds[partition])
                 limits[partition] = self._limit(partition, at, held, parts[partition])
         return _Plan(waiting, limits, parts, everything)
@@ -469,19 +473,12 @@ class Driver:
         if new and not self._members.is_alone():
             self._failures.taken()
         for partition in new:
-            with _contain_errors(partition, bounds, errors):
+            with contain_errors(partition, bounds, errors):
                 held = bounds[partition]
                 begin, note = self._beginnings.find(partition, held)
                 cycle.claim(partition, begin, held.incarnation, note)
             if partition not in bounds and partition not in errors:
                 self._share.lost(partition)
-        source = self._pipeline.source
-        for partition, note in (
-            source.renewed().items() if isinstance(source, TrackingSource) else ()
-        ):
-            if partition in bounds:
-                with _contain_errors(partition, bounds, errors):
-                    cycle.renew(partition, note)
 
     def _count_waiting(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> int:
         """Returns about how many events wait; at least 1 if any do, or if an end went back."""
@@ -572,22 +569,6 @@ class Driver:
                 yield lost
             finally:
                 self._share.leave(cycle)
-
-
-@contextlib.contextmanager
-def _contain_errors(
-    partition: SourcePartition,
-    bounds: dict[SourcePartition, Bounds],
-    errors: dict[SourcePartition, TidelogError],
-) -> Iterator[None]:
-    """Turns any exception into an error of one source partition, and skips it."""
-    try:
-        yield
-    except ClaimedError:  # another driver was faster
-        bounds.pop(partition, None)
-    except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
-        errors[partition] = unexpected(f"source partition `{partition.text}`", exc)
-        bounds.pop(partition, None)
 
 
 def _fenced(report: CycleReport) -> FencedError | None:

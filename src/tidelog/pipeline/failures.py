@@ -24,7 +24,7 @@ if nothing of the old topic was ever committed (``recreated_topics``).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -33,7 +33,7 @@ from tidelog.catalog.base import Change, Delete, Put, prefix_end
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.connectors.source import Bounds, KnowsEnds, Source, SourcePartition
 from tidelog.context import Context
-from tidelog.errors import CorruptError, InternalError, InvalidError, TidelogError
+from tidelog.errors import CorruptError, InternalError, InvalidError, TidelogError, unexpected
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
@@ -46,6 +46,7 @@ from tidelog.model.pipeline import (
     joined_gaps,
     offsets_between,
 )
+from tidelog.pipeline.base import ClaimedError
 from tidelog.pipeline.late import late_head
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "check_gaps",
     "close_failures",
     "committed_head",
+    "contain_errors",
     "ended_head",
     "gaps_after",
     "lost_before",
@@ -386,3 +388,19 @@ def check_gaps(partition: SourcePartition, head: Progress, more: tuple[Gap, ...]
             "make its files again with `tidelog archive backfill`, or create a new archive",
             partition=partition.text,
         )
+
+
+@contextlib.contextmanager
+def contain_errors(
+    partition: SourcePartition,
+    bounds: dict[SourcePartition, Bounds],
+    errors: dict[SourcePartition, TidelogError],
+) -> Iterator[None]:
+    """Turns any exception into an error of one source partition, and skips it."""
+    try:
+        yield
+    except ClaimedError:  # another driver was faster
+        bounds.pop(partition, None)
+    except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
+        errors[partition] = unexpected(f"source partition `{partition.text}`", exc)
+        bounds.pop(partition, None)

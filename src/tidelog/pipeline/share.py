@@ -8,7 +8,7 @@ A driver that follows has a fair share of the partitions that the source lists. 
 free, or whose owner is dead, until it has its share. It releases what is beyond its share, but
 only partitions without a range in progress, so no work is done twice. Nothing is taken from a
 living driver. A run that drains has no share: it takes all that is free, and the others keep theirs
-(``Member.once``).
+(``Member.once``). A source that tracks its partitions has one driver (``tracked_partitions``).
 
 A driver that must be alone changes the fence first (``take_over``): all others stop at their next
 heartbeat, and their partitions are free.
@@ -58,9 +58,13 @@ _MEMBERS_S = 0.4  # between looks at the members, however short the cycles are
 class DriverMembers(Membership):
     """One driver's view of the drivers of its pipeline."""
 
-    def __init__(self, context: Context, pipeline: str, *, once: bool = False) -> None:
+    def __init__(
+        self, context: Context, pipeline: str, *, once: bool = False, apart: bool = True
+    ) -> None:
+        """``apart`` says whether its source partitions can be shared by several drivers."""
         super().__init__(context, layout.pipeline_members(pipeline), f"pipeline `{pipeline}`")
         self.once = once
+        self._apart = apart
         self.living: list[str] = [self.id]  # as last seen
         self._pipeline = pipeline
         self._looked_s: float | None = None
@@ -95,7 +99,10 @@ class DriverMembers(Membership):
         """Returns how many of ``count`` source partitions this driver should have."""
         if self.once:
             return count
-        return fair_share(self.id, [each for each in self.living if each not in self._once], count)
+        following = [each for each in self.living if each not in self._once]
+        if not self._apart:
+            return count if self.id == min(following, default=self.id) else 0
+        return fair_share(self.id, following, count)
 
     def in_turn(self, partitions: Sequence[SourcePartition]) -> list[SourcePartition]:
         """Returns partitions in the order in which to take them; other drivers begin elsewhere."""

@@ -21,12 +21,14 @@ accept and which its head records as a gap.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import msgspec
 
-from tidelog.catalog.base import Put, prefix_end
+from tidelog.catalog.base import ABSENT, Expectation, Put, prefix_end
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import (
@@ -47,6 +49,7 @@ from tidelog.coordination.pipeline_rows import (
     read_listed,
     read_progress,
 )
+from tidelog.errors import ConflictError
 from tidelog.model import layout, limits
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
@@ -60,11 +63,15 @@ __all__ = [
     "Beginnings",
     "Lineage",
     "SeenEnds",
+    "Tracked",
     "copy_seen",
+    "list_at_version",
     "list_seen",
+    "listing_version",
     "look_at_source",
     "read_known",
     "read_seen",
+    "renew_listing",
     "track",
     "tracking_pipeline",
     "vanished_error",
@@ -76,7 +83,52 @@ def look_at_source(context: Context, pipeline: str, source: Source) -> None:
 
     Skips one that cannot be reached now, so it begins at its first event.
     """
-    list_seen(context, pipeline, bounds_apart(source, source.partitions(), {}))
+    version = listing_version(context, pipeline) if isinstance(source, TrackingSource) else None
+    bounds = bounds_apart(source, source.partitions(), {})
+    if version is None:
+        list_seen(context, pipeline, bounds)
+        return
+    with contextlib.suppress(ConflictError):  # then another driver has listed some
+        for partition, held in bounds.items():
+            listed = _listed(context, partition, held)
+            version = list_at_version(context, pipeline, listed, version)
+
+
+def listing_version(context: Context, pipeline: str) -> Expectation:
+    """Returns the version of a pipeline's list of partitions; ``ABSENT`` if it has none yet."""
+    row = context.catalog.get(layout.pipeline_members(pipeline), layout.LISTING_ROW)
+    return ABSENT if row is None else row.version
+
+
+def list_at_version(
+    context: Context, pipeline: str, listed: ListedPartition, version: Expectation
+) -> Expectation:
+    """Adds a partition to a pipeline's list; returns the version that the list has then.
+
+    Raises ``ConflictError`` if the list has another version, or has this partition.
+    """
+    write_id = context.ids.new()
+    changes = (
+        Put(layout.LISTING_ROW, b"", version),
+        Put(layout.partition_row(listed.partition), encode_row(listed), ABSENT),
+    )
+    context.catalog.write(layout.pipeline_members(pipeline), *changes, write_id=write_id)
+    return write_id
+
+
+def renew_listing(context: Context, pipeline: str) -> None:
+    """Gives a pipeline's list another version."""
+    where, row = layout.pipeline_members(pipeline), layout.LISTING_ROW
+    what = f"list of partitions of pipeline `{pipeline}`"
+    update(context, where, [row], lambda rows: Decision(None, [rows.put(row, b"")]), what)
+
+
+class Tracked(NamedTuple):
+    """What a source that tracks its partitions was passed."""
+
+    heads: dict[SourcePartition, Progress]
+    known: set[SourcePartition]  # also those without a head
+    version: Expectation  # of the list of partitions, no newer than what is known
 
 
 def track(
@@ -84,19 +136,20 @@ def track(
     pipeline: str,
     source: Source,
     heads: Mapping[SourcePartition, Progress] | None = None,
-) -> dict[SourcePartition, Progress]:
+) -> Tracked:
     """Passes what the pipeline has read to a source that tracks its partitions.
 
-    Returns the heads that it passed; ``heads`` need not be read. Without any, it also passes the
-    ends that drivers have seen, which a source remembers.
+    Returns what it passed; ``heads`` need not be read. Without any, it also passes the ends that
+    drivers have seen, which a source remembers.
     """
     if not isinstance(source, TrackingSource):
-        return {}
+        return Tracked({}, set(), None)
+    version = listing_version(context, pipeline)
     found = dict(heads or {})
     known = read_known(context, pipeline, found)
     seen = read_seen(context, pipeline) if heads is None else {}
     source.track({each: replace(one, seen=seen.get(each, "")) for each, one in known.items()})
-    return found
+    return Tracked(found, set(known), version)
 
 
 def read_known(
@@ -112,7 +165,7 @@ def read_known(
         head = heads.get(partition) or read_progress(context, pipeline, name)
         if head is not None:
             heads[partition] = head
-        elif listed.end:  # nothing of it was read
+        elif listed.end or listed.incarnation:  # nothing of it was read
             known[partition] = KnownPartition("0", listed.incarnation, listed.note)
     for partition, head in heads.items():
         lost = vanished_end(head)
@@ -122,15 +175,13 @@ def read_known(
 
 def list_seen(context: Context, pipeline: str, bounds: Mapping[SourcePartition, Bounds]) -> None:
     """Lists partitions with their ends. One that is already listed does not change."""
+    listed = (_listed(context, each, held) for each, held in bounds.items())
+    list_partitions(context, pipeline, listed)
+
+
+def _listed(context: Context, partition: SourcePartition, held: Bounds) -> ListedPartition:
     now_ms = context.clock.now_ms()
-    list_partitions(
-        context,
-        pipeline,
-        (
-            ListedPartition(each.text, held.end, held.incarnation, now_ms, held.note)
-            for each, held in bounds.items()
-        ),
-    )
+    return ListedPartition(partition.text, held.end, held.incarnation, now_ms, held.note)
 
 
 _EVERY_S = 60.0
@@ -254,7 +305,7 @@ class Beginnings:
             position = self.pipeline.source.cut(seen.end, seen.end, 0)
             return Begin(position, "latest", now_ms), seen.note
         # Everything there is still to be read.
-        note = b"" if held.begins == "earliest" else held.note
+        note = held.identity if held.begins == "earliest" else held.note
         return Begin(held.first, held.begins, now_ms), note
 
     def _at_creation(self) -> dict[str, ListedPartition]:

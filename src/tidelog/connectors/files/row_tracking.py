@@ -137,8 +137,12 @@ class RowTracking:
         """Remembers how many rows a source partition was seen to have."""
         self._ends[partition] = rows
 
+    def identify(self, partition: SourcePartition, note: bytes) -> None:
+        """Remembers what the first rows of a known file are, of which nothing was read."""
+        self._renewed[partition] = note
+
     def renewed(self) -> dict[SourcePartition, bytes]:
-        """Returns notes with the names that files were last found under."""
+        """Returns notes with the names that files were last found under, or with first rows."""
         return dict(self._renewed)
 
     def name(self, partition: SourcePartition) -> str:

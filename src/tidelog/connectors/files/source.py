@@ -322,10 +322,12 @@ class FilesSource:
     def _row_bounds(self, store: Store, partition: SourcePartition, info: ObjectInfo) -> Bounds:
         file, known = _row_file(info, self._place), self._tracking.known(partition)
         mark = mark_from(known.further or known.note) if known is not None else None
+        # A driver may die before it reads the file, and the file may be renamed until the next one.
+        is_unknown = mark is None and (known is None or not offset_at(known.position))
         note, name = b"", self._tracking.name(partition)
         if not file.has_lines:
             rows = self._rows(store, info, file)
-            if known is None and rows:
+            if is_unknown and rows:
                 note = mark_of(store, info, rows, name).note()
         else:
             counted = self._count(store, info, file)
@@ -337,11 +339,14 @@ class FilesSource:
             at = 0 if known is None else offset_at(known.position)
             if counted.stopped is not None and at >= rows:
                 raise counted.stopped  # only now, because the lines before it are read first
-            if known is None and rows:
+            if is_unknown and rows:
                 note = counted.note(rows, info.etag, name)
         self._tracking.note_end(partition, rows)
         incarnation = self._tracking.incarnation(store, partition, info)
-        return Bounds("0", str(rows), incarnation, is_dense=True, note=note)
+        if known is not None and note:
+            self._tracking.identify(partition, note)
+        identity = note if known is None else known.note
+        return Bounds("0", str(rows), incarnation, is_dense=True, note=note, identity=identity)
 
     def _is_finished(self, info: ObjectInfo, file: RowFile) -> bool:
         """Returns whether nothing will be added to a file."""
