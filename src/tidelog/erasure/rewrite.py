@@ -115,7 +115,7 @@ _AHEAD = 200  # ranges whose files tasks rewrite at once
 
 @dataclass(slots=True)
 class ArchiveErasure:
-    """What was erased from one generation of an archive."""
+    """What was erased from one generation of an archive, or updated in it."""
 
     archive: str
     generation: int
@@ -275,7 +275,7 @@ def _rewrite_ahead(runner: TaskRunner, todo: Sequence[RangeToSettle]) -> None:
 
 
 class PartitionRewriter:
-    """The committed ranges of one source partition."""
+    """Rewrites the committed ranges of one source partition without erased events."""
 
     values: Values | None = None  # that events get instead of being erased
     has_changed = False  # a file here, or another process was about to change one

@@ -155,7 +155,7 @@ def _with_trimmed(context: Context, topic: Topic, now: _Values, before: _Values)
 
 
 class _UpdateRound(NamedTuple):
-    """What one look at all archives has shown."""
+    """What one round of updates in all archives has left."""
 
     waiting: str  # an archive with a range that may hold an old value
     has_changed: bool
@@ -168,7 +168,7 @@ def _update_generations(
     total: dict[tuple[str, int], ArchiveUpdate],
     errors: list[TidelogError],
 ) -> _UpdateRound:
-    """Updates all generations once."""
+    """Updates the files of all generations of all archives once."""
     waiting, has_changed = "", False
     for archive, generation in with_later_ones(lambda: reachable_archives_of(context, topic)):
         with contained(f"archive `{archive.name}`", errors.append):
@@ -244,7 +244,7 @@ def _update_generation(
 
 
 class _PartitionUpdater(PartitionRewriter):
-    """The committed ranges of one source partition, whose events get new values."""
+    """Rewrites the committed ranges of one source partition with new values of events."""
 
     def _manifest_after(
         self, old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets

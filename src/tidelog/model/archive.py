@@ -134,7 +134,7 @@ class Archive(Persisted, frozen=True):
     store: str  # URL of the store that holds staging and the archive; `home:` in the row
     root: str  # the archive's folder in it
     created_ms: int
-    makings: dict[int, ArchiveFormat]  # by generation
+    makings: dict[int, ArchiveFormat]  # how files are written, by generation
     max_bytes: int = defaults.ARCHIVE_FILE_BYTES
     max_age_ms: int = duration_ms(defaults.ARCHIVE_FILE_AGE)
     dead_share_max: float = defaults.DEAD_SHARE

@@ -53,7 +53,7 @@ _FIRST_BYTES = 64 << 10  # of a compressed file, enough for its first 4 KiB of t
 
 
 class RowMark(Persisted, frozen=True):
-    """What was read of a file of rows."""
+    """How far a file of rows was read, and digests that identify the bytes up to there."""
 
     rows: int
     size: int  # bytes read of a file of lines; else size of the whole file

@@ -116,7 +116,9 @@ class Appender:
         self._heads: dict[int, tuple[Head, str]] = {}
         self._states: dict[int, tuple[ProducerState, str | None]] = {}
         self._abandoned: dict[int, tuple[str, ...]] = {}  # segments that a partition never gets
-        self._noted: set[int] = set()  # rows put without the head: a late repeat may put them again
+        # Partitions whose producer row was put while the head stayed. A packet repeated late
+        # may put it again, so ``close`` leaves these rows to the sweep.
+        self._noted: set[int] = set()
         self._fenced_by = -1  # the newest epoch seen of another process
 
     @property
