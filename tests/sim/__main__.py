@@ -34,6 +34,7 @@ from tests.sim.clients_worlds import KeysWorld, ReadersWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.journal_world import JournalWorld
 from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld, SweptWorld
+from tests.sim.late_world import LateWorld
 from tests.sim.lifecycle import LifecycleWorld
 from tests.sim.moves_world import MovesWorld
 from tests.sim.planted import SEEDS_MAX
@@ -77,6 +78,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "staged": StagedWorld,
     "cuts": CutsWorld,
     "moves": MovesWorld,
+    "late": LateWorld,
     "tasks": TasksWorld,
     "copies": CopiesWorld,
     "backups": BackupsWorld,

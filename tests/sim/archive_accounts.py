@@ -137,6 +137,8 @@ class Accountant:
                 continue
             if self._incarnation(of, partition, rows.head) != incarnation:
                 return False
+            if not self._read(of, partition.rpartition("/")[0]) <= {incarnation}:
+                return False
             gaps = [(int(gap["start"]), int(gap["end"])) for gap in rows.head["gaps"]]
             in_gap = any(start <= offset < end for start, end in gaps)
             begins = int(rows.head["begin"]["position"]) <= offset
@@ -145,6 +147,15 @@ class Accountant:
 
     def _is_gone(self, place: Place) -> bool:
         return any(isinstance(state, Gone) for _, state in self.truth.history[place])
+
+    def _read(self, of: Generation, topic: str) -> set[str]:
+        """The incarnations of a topic from which a generation has committed ranges."""
+        found: set[str] = set()
+        for partition in self.folders.partitions(of):
+            rows = self.folders.source_rows(of, partition)
+            if rows and partition.rpartition("/")[0] == topic and rows.head["totals"]["commits"]:
+                found.add(self._incarnation(of, partition, rows.head))
+        return found
 
     def _incarnation(self, of: Generation, partition: str, head: Row) -> str:
         """Of the topic that a source partition comes from; by way of another archive, perhaps."""
@@ -257,6 +268,14 @@ class Accountant:
                 assert not left, f"generation {number} was removed, and left {left}"
             elif row["states"].get(number) == "kept":
                 self.counting(other)
+
+    def check_one_topic(self, live: Generation) -> None:
+        """A generation has events of one topic, not also of another one with its name."""
+        topics: dict[str, str] = {}
+        for stored in self.counting(live).values():
+            incarnation, *_ = self.source_of(stored)
+            known = topics.setdefault(stored.place[0], incarnation)
+            assert known == incarnation, f"{live.folder} mixes {known} and {incarnation}"
 
     def _check_trimmed(self, head: Row, number: int, start: int, end: int) -> None:
         for offset in range(start, end):

@@ -35,6 +35,7 @@ from tests.sim.archive_worlds import (
 )
 from tests.sim.backups_world import BackupsWorld
 from tests.sim.copies_world import CopiesWorld
+from tests.sim.late_world import LateWorld
 from tests.sim.moves_world import MovesWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedWorld
@@ -225,6 +226,11 @@ def _range_without_incarnation(patch: Patch) -> None:
     """A range is read from the topic that has the name now."""
     patch.setattr(TopicSource, "_find", lambda self, context, _: topics_find(context, self.topic))
     patch.setattr(Cycle, "_end_if_recreated", lambda *_: False)
+
+
+def _new_partitions_are_read(patch: Patch) -> None:
+    """Each partition of a recreated topic is looked at by itself."""
+    patch.setattr(cycle, "is_topic_remade", lambda *_: False)
 
 
 def topics_find(context: Any, name: str) -> Any:
@@ -561,4 +567,9 @@ BUGS: Mapping[str, Bug] = {
     "a stream passes a failed event": Bug(
         "P3", moves_planted.stream_passes_a_failed_event, MovesWorld
     ),
+    "a pump passes late events": Bug("P4a", moves_planted.pump_passes_late_events, LateWorld),
+    "a late range moves the position": Bug(
+        "P4", moves_planted.late_range_moves_the_position, LateWorld
+    ),
+    "new partitions of a recreated topic are read": Bug("P4", _new_partitions_are_read),
 }

@@ -179,8 +179,9 @@ class ArchivesWorld(ArchivesHome):
         return min(positions)
 
     def remake(self) -> None:
-        """Delete the topic, and make another one of its name."""
+        """Delete the topic, and make another one of its name, which may have more partitions."""
         context = self._context()
+        partitions = PARTITIONS + self.random.randrange(2)
         context.clock.sleep(self.random.uniform(2, 40))
         for _ in range(4):
             with self.tolerating(NotFoundError, ConflictError):
@@ -189,11 +190,11 @@ class ArchivesWorld(ArchivesHome):
         for _ in range(4):
             with self.tolerating(ConflictError, AlreadyExistsError):
                 create_topic(
-                    context, Topic("t", context.ids.new(), PARTITIONS, context.clock.now_ms())
+                    context, Topic("t", context.ids.new(), partitions, context.clock.now_ms())
                 )
                 self.done.remade += 1
                 break
-        for number in range(PARTITIONS):  # the new one soon reaches beyond the old one's end
+        for number in range(partitions):  # the new one soon reaches beyond the old one's end
             with self.tolerating(ConflictError, NotFoundError):
                 events = [self.event() for _ in range(self.random.choice([4, 30]))]
                 self.append_to(context, "t", number, events)
@@ -414,6 +415,7 @@ class ArchivesWorld(ArchivesHome):
                 assert int(rows.head["position"]) == end, f"{live} {partition} ends before {end}"
                 assert self.past_readers or not rows.head["gaps"], f"{live} has {rows.head['gaps']}"
         self.accountant.check_others(live)
+        self.accountant.check_one_topic(live)
         archive = find_archive(home.context, live.archive)
         found = verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True))
         assert not found.problems, f"{live}: verify finds {found.problems}"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tidelog.connectors.archive.reader import PlannedCommits
 from tidelog.erasure import updates
-from tidelog.pipeline import ranges, seek
+from tidelog.pipeline import cycle, failures, ranges, seek
 from tidelog.pipeline.stream import HandlerWorkers
 
 __all__ = [
     "copies_are_not_looked_at_again",
+    "late_range_moves_the_position",
+    "pump_passes_late_events",
     "redo_leaves_dead_letters_out",
     "seek_records_no_gap",
     "stream_passes_a_failed_event",
@@ -67,3 +70,18 @@ def stream_passes_a_failed_event(patch: Patch) -> None:
         return deliver(self, task, unit) or (0, 0)
 
     patch.setattr(HandlerWorkers, "_deliver_unit", past)
+
+
+def pump_passes_late_events(patch: Patch) -> None:
+    """A pump looks only at what is after its position."""
+    patch.setattr(cycle, "span_to_read", lambda head, held: (head.position, held))
+
+
+def late_range_moves_the_position(patch: Patch) -> None:
+    """A range in a gap is committed as one that begins at the position."""
+    moved = failures.late_head
+
+    def behind(head: Any, manifest: Any, totals: Any) -> Any:
+        return msgspec.structs.replace(moved(head, manifest, totals), position=manifest.end)
+
+    patch.setattr(failures, "late_head", behind)

@@ -20,6 +20,7 @@ from tests.sim.archive_worlds import (
 )
 from tests.sim.backups_world import BackupsWorld
 from tests.sim.copies_world import CopiesWorld
+from tests.sim.late_world import LateWorld
 from tests.sim.moves_world import MovesWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedDone, StagedWorld
@@ -88,6 +89,15 @@ def test_positions_values_and_parts_change_while_archives_are_driven() -> None:
         world.run()
         done.update(vars(world.done))
     assert min(done[name] for name in ("redone", "moved", "skipped", "updated", "streamed")), done
+
+
+def test_pump_goes_back_for_events_in_gaps_that_are_filled() -> None:
+    late = 0
+    for seed in (0, 14, 25):  # the last two beside seeks and drops of the archive
+        world = LateWorld(seed)
+        world.run()
+        late += world.done.late
+    assert late
 
 
 def test_one_seed_runs_the_same_twice() -> None:

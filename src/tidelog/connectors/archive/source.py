@@ -46,7 +46,7 @@ from tidelog.coordination.pipeline_rows import (
     read_partitions,
     read_progress,
 )
-from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model.address import Address
 from tidelog.model.archive import Archive, check_archive_name
 from tidelog.model.pipeline import (
@@ -305,25 +305,26 @@ class ArchiveSource:
     def _history(
         self, context: Context, pipeline: str, partition: SourcePartition
     ) -> _History | None:
-        head = read_progress(context, pipeline, partition.text)
-        if head is None:
-            return None
-        if head.closed:
-            raise NotFoundError(
-                f"source `{self.url}`: its generation is retired, and its files "
-                "go: read the promoted one"
-            )
-        known = self._known.get(partition)
-        if known is not None and (known.pipeline, known.end) == (pipeline, head.position):
-            return known
-        commits: list[Commit] = []
-        for commit in read_commits_to(context, pipeline, partition.text, head.position):
-            if commits and commits[-1].end != commit.start:
-                raise _torn(partition, commits[-1].end, commit.start)
-            commits.append(commit)
-        if commits and commits[-1].end != head.position:
-            raise _torn(partition, commits[-1].end, head.position)
-        return _History(pipeline, commits, head)
+        before = None
+        while True:
+            head = read_progress(context, pipeline, partition.text)
+            if head is None:
+                return None
+            if head.closed:
+                raise NotFoundError(
+                    f"source `{self.url}`: its generation is retired, and its files "
+                    "go: read the promoted one"
+                )
+            known = self._known.get(partition)
+            if known is not None and (known.pipeline, known.end) == (pipeline, head.position):
+                return known
+            commits = list(read_commits_to(context, pipeline, partition.text, head.position))
+            torn = _find_torn(partition, commits, head)
+            if torn is None:
+                return _History(pipeline, commits, head)
+            if before == (head, commits):
+                raise torn
+            before = head, commits  # a person may move the archive's position meanwhile
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ArchiveSource, (self._open_context, self._name, self._generation)
@@ -354,7 +355,11 @@ def _manifests(
 def _read_again(
     context: Context, history: _History, partition: SourcePartition, commits: Sequence[Commit]
 ) -> list[Commit]:
-    """Returns the same commits as their rows are now."""
+    """Returns the same commits as their rows are now.
+
+    Raises ``UnavailableError`` if a person has moved the archive's position back before them, and
+    ``NotFoundError`` if their generation was dropped.
+    """
     if not commits:
         return []
     before = history.commits[: history.borders[commits[0].start]]
@@ -365,7 +370,27 @@ def _read_again(
         fresh[commit.start] = commit
         if commit.start == commits[-1].start:
             break
+    if any(fresh.get(each.start, each).end != each.end for each in commits):
+        raise _moved(partition)
+    if commits[-1].start not in fresh:
+        head = read_progress(context, history.pipeline, partition.text)
+        if head is None or head.closed:
+            raise NotFoundError(
+                f"source partition `{partition.text}`: the generation that it was planned for is "
+                "retired: read the promoted one",
+                partition=partition.text,
+            )
+        if head.position != history.end:
+            raise _moved(partition)
     return [fresh.get(each.start, each) for each in commits]
+
+
+def _moved(partition: SourcePartition) -> UnavailableError:
+    return UnavailableError(
+        f"source partition `{partition.text}`: the archive's position was moved meanwhile: read "
+        "it again",
+        partition=partition.text,
+    )
 
 
 def _manifest(context: Context, key: str) -> Manifest:
@@ -429,12 +454,19 @@ def _backwards(range: SourceRange) -> InvalidError:
     )
 
 
-def _torn(partition: SourcePartition, end: str, start: str) -> CorruptError:
-    return CorruptError(
-        f"source partition `{partition.text}`: its commits end at {end} and continue at {start}: "
-        "restore the catalog from a copy",
-        partition=partition.text,
-    )
+def _find_torn(
+    partition: SourcePartition, commits: Sequence[Commit], head: Progress
+) -> CorruptError | None:
+    """Returns the error of commits that do not follow each other up to the head, or None."""
+    starts = [*(commit.start for commit in commits[1:]), head.position]
+    for commit, start in zip(commits, starts, strict=False):
+        if commit.end != start:
+            return CorruptError(
+                f"source partition `{partition.text}`: its commits end at {commit.end} and "
+                f"continue at {start}: restore the catalog from a copy",
+                partition=partition.text,
+            )
+    return None
 
 
 _source: type[Source] = ArchiveSource
