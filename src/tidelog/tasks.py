@@ -20,7 +20,8 @@ in its own thread.
 while Python's own events, conditions and pools acquire their lock, which takes several steps, the
 lock stays taken and other threads wait forever. So what the main thread shares with others is
 entered by a plain lock, in one step. A :class:`Flag` is an event without a lock of its own, and a
-:class:`Pool` counts its idle threads without one.
+:class:`Pool` counts its idle threads without one. Its futures enter their conditions in one step,
+and wait for a flag.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ class _Work(Generic[T]):
     """One call, made once, by the first thread that reaches it."""
 
     def __init__(self, call: Callable[[], T]) -> None:
-        self.future: Future[T] = Future()
+        self.future: Future[T] = _WorkFuture()
         self._call = call
         self._first = threading.Lock()
 
@@ -175,3 +176,50 @@ class _Work(Generic[T]):
             self.future.set_exception(exc)
         else:
             self.future.set_result(result)
+
+
+class _WorkFuture(Future[T]):
+    """A future whose results the main thread may wait for, whatever its signal handlers raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = _OneStepCondition()
+        self._ended = Flag()
+
+    def result(self, timeout: float | None = None) -> T:
+        """Same as the base class."""
+        self._ended.wait(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Same as the base class."""
+        self._ended.wait(timeout)
+        return super().exception(0)
+
+    def cancel(self) -> bool:
+        """Same as the base class."""
+        is_cancelled = super().cancel()
+        if is_cancelled:
+            self._ended.set()
+        return is_cancelled
+
+    def set_result(self, result: T) -> None:
+        """Same as the base class."""
+        super().set_result(result)
+        self._ended.set()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Same as the base class."""
+        super().set_exception(exception)
+        self._ended.set()
+
+
+class _OneStepCondition(threading.Condition):
+    """A condition that is entered and left by its lock's own methods.
+
+    Those of the base class are functions in Python: a signal handler may raise in them after they
+    have taken the lock.
+    """
+
+    __enter__ = property(lambda self: self._lock.__enter__)
+    __exit__ = property(lambda self: self._lock.__exit__)

@@ -78,11 +78,19 @@ def test_a_flag_can_be_set_after_any_interrupt() -> None:
     assert place > 10
 
 
-def test_a_pool_works_on_after_any_interrupt() -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_pool_works_on_after_any_interrupt(waits: bool) -> None:
     with Pool(1) as pool:
         pool.submit(int).result()
+
+        def work() -> None:
+            future = pool.submit(int)
+            if waits:
+                future.add_done_callback(id)
+                future.result()
+
         for place in itertools.count(1):
-            if not interrupt(lambda: pool.submit(int), place):
+            if not interrupt(work, place):
                 break
             assert ends(lambda: pool.submit(int).result()), place
     assert place > 10
