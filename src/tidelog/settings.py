@@ -39,7 +39,9 @@ _PREFIX = "TIDELOG_"
 _CONFIG_SCHEME = "tidelog:"
 _SECRETS = (  # read by their backends, from the environment alone
     "CQL_PASSWORD",
+    "CQL_SSL_KEY_PASSWORD",
     "CQL_USERNAME",
+    "HTTP_TOKEN",
     "KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET",
     "KAFKA_SASL_OAUTHBEARER_TOKEN_ENDPOINT_URL",
     "KAFKA_SASL_PASSWORD",
@@ -48,6 +50,9 @@ _SECRETS = (  # read by their backends, from the environment alone
     "KAFKA_SSL_KEY_PEM",
     "NOTIFY_LOCAL",
     "NOTIFY_SECRET",
+    "SCYLLA_PASSWORD",
+    "SCYLLA_SSL_KEY_PASSWORD",
+    "SCYLLA_USERNAME",
 )
 
 
@@ -275,7 +280,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
             continue
         name = variable[len(_PREFIX) :].lower()
         if name not in kinds:
-            names = [_PREFIX + known.upper() for known in kinds]
+            names = [_PREFIX + known.upper() for known in (*kinds, *_SECRETS)]
             raise InvalidError(
                 f"environment: unknown variable {variable}{nearest(variable, names)}: "
                 "unset it, or fix its name"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -101,10 +103,20 @@ def test_malformed_homes_are_refused(tmp_path: Path, home: str, message: str) ->
     assert "k:v" not in str(told.value)
 
 
+def test_all_variables_in_the_guides_are_accepted(tmp_path: Path) -> None:
+    guides = Path(__file__).parents[2].joinpath("docs").rglob("*.md")
+    named = {name for each in guides for name in re.findall(r"\bTIDELOG_[A-Z_]+", each.read_text())}
+    settings = {f"TIDELOG_{each.name.upper()}" for each in fields(Settings)}
+    secrets = named - settings - {"TIDELOG_HOME", "TIDELOG_HOMES"}  # the latter: see `tidelog.aws`
+    assert {"TIDELOG_HTTP_TOKEN", "TIDELOG_SCYLLA_PASSWORD"} <= secrets
+    load(tmp_path, **dict.fromkeys(secrets, "x"))
+
+
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
         ({"TIDELOG_STOR": "x"}, "did you mean `TIDELOG_STORE`"),
+        ({"TIDELOG_KAFKA_PASSWORD": "x"}, "did you mean `TIDELOG_KAFKA_SASL_PASSWORD`"),
         ({"TIDELOG_WHATEVER": "x"}, "unknown variable TIDELOG_WHATEVER"),
         ({"TIDELOG_CACHE_BYTES": "lots"}, "give a whole number"),
         ({"TIDELOG_CACHE_BYTES": "-1"}, "give 0 or more"),
