@@ -91,7 +91,7 @@ def test_a_proof_is_saved_recorded_and_checked(tidelog: Run, tmp_path: Path) -> 
         "delete", "t", "--key", "k1", "--yes", "--why", "request 7", "--proof", str(file)
     )
     assert done.code == 0, done.err
-    assert done.out.startswith(b"ERASED: no object holds any of it.\n")
+    assert done.out.startswith(b"ERASED: no object that was searched holds any of it.\n")
     assert b"k1" not in file.read_bytes(), "an auditor's copy keeps hashes of keys"
     deleted, _, proved = tidelog("audit", "t", "--key", "k1", "--json").rows()
     assert (deleted["op"], proved["op"], proved["why"]) == ("delete", "prove", "request 7")

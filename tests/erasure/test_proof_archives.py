@@ -320,7 +320,10 @@ def test_command_prints_the_verdict_and_writes_the_proof(tmp_path: Path) -> None
     code, said = run("archive", "erase", "daily", "--id", "unknown", "--prove", "--yes")
     assert (code, said.split(":")[0]) == (1, "NOTHING TO PROVE")
     code, said = run("archive", "erase", "daily", "--key", "k", "--proof", file, "--yes")
-    assert (code, said.splitlines()[0]) == (0, "ERASED: no object holds any of it.")
+    assert (code, said.splitlines()[0]) == (
+        0,
+        "ERASED: no object that was searched holds any of it.",
+    )
     assert "archive" in said.splitlines()[2]
     assert "6 events" in said
     assert run("proof", "check", file, "--key", "k", "--recorded")[0] == 0

@@ -76,6 +76,29 @@ def test_proof_finds_the_event_in_a_copy_until_it_is_erased_there(shell: Shell, 
     assert proof(shell).is_erased
 
 
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_proof_finds_the_copy_of_a_playback_without_a_name(shell: Shell, forgotten: bool) -> None:
+    shell(*(COMMANDS["playback"] if forgotten else COMMANDS["playback"][:-2]))
+    if forgotten:
+        shell.made.playbacks.forget("drill")
+    erase(shell, "t")
+    (trace,) = proof(shell).traces
+    assert trace.what.startswith("topic `copy` (a playback copied events of `t` to it): holds")
+    erase(shell, "copy")
+    assert proof(shell).is_erased
+    (origin,) = proof(shell, "copy").out_of_reach
+    assert origin.startswith("topic `t`: a playback copied events from it: was not searched")
+
+
+def test_proof_reports_many_events_of_an_object_as_one_finding(shell: Shell) -> None:
+    shell.made.append("t", [Event(b"2", key=b"gone", id=f"more-{n}") for n in range(7)])
+    found = [each.what for each in shell.made.prove_erased("t", keys=[b"gone"]).traces]
+    assert (
+        "holds 7 of them, at offsets 2, 3, 4, 5, 6 and 2 more of partition 0: was not deleted"
+        in found
+    )
+
+
 def test_proof_follows_copies_of_copies_and_their_archives(shell: Shell) -> None:
     shell(*COMMANDS["pump"])
     shell.made.create_topic("far", 1)
@@ -111,7 +134,7 @@ def test_proof_follows_copies_through_a_topic_that_was_deleted(shell: Shell, how
     assert set(found) == {"archives", "topics"}
     assert "topic `copy`" in found["archives"].what
     assert "and it was deleted): holds 1 of them" in found["archives"].what
-    assert found["archives"].do.startswith("run `tidelog archive erase b --id ID --prove` again")
+    assert found["archives"].do.startswith("run `tidelog archive erase b --id ID --prove`, which")
     assert found["topics"].what.startswith("topic `far` (")
     erase(shell, "far")
     shell.made.archives.get("b").erase(ids=["gone"], prove=False)

@@ -6,7 +6,6 @@ or die, and be resumed by the same call.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import TypedDict
@@ -19,13 +18,13 @@ from tidelog.connectors.sink import (
     open_playback_sink,
 )
 from tidelog.context import Context
-from tidelog.coordination.audit import record_action
 from tidelog.errors import InvalidError
 from tidelog.model import limits
 from tidelog.model.address import parse_address
 from tidelog.model.event import check_timestamp, to_iso
 from tidelog.model.playback import Pin, Time
 from tidelog.model.topic import Topic
+from tidelog.playback.audit import record_playback
 from tidelog.playback.merge import READERS
 from tidelog.playback.play import (
     Playback,
@@ -97,7 +96,7 @@ def play_to(
         on_slot=options.get("on_slot", lambda _: None),
         stopped=stop.is_set,
     )
-    _record(context, asked, options.get("who", ""))
+    record_playback(context, asked, options.get("who", ""))
     spark = options.get("spark")
     if spark is not None:
         if name is not None or how.speed is not None or how.empty_slots:
@@ -114,18 +113,6 @@ def play_to(
         setting = SinkContext.of(context, context.environ, context.ids.new())
         with opened(lambda: _open(context, asked.sink, setting)) as sink:
             return run_playback(Playback(context, topic, pin, pool, how), sink)
-
-
-def _record(context: Context, asked: PlaybackRequest, who: str) -> None:
-    """Put a playback into the home's audit; an address may hold a secret, a topic does not.
-
-    A home that cannot be written to, such as a read-only copy, is played without a record.
-    """
-    scheme, _, rest = asked.sink.partition(":")
-    to = asked.sink if scheme == "topic" else f"{scheme}:" if rest else "a sink"
-    note = f"{asked.start or 'the first'} to {asked.end or 'now'}, to {to}"
-    with contextlib.suppress(InvalidError):
-        record_action(context, "playback", f"topic {asked.topic}", note, who)
 
 
 def time_text(time: Time) -> str | None:

@@ -49,7 +49,7 @@ VALUE = (
     "objects that no row names, then `tidelog sweep --accept-loss {topic}`, which deletes what is "
     "older than its grace; other sweeps delete it after a week"
 )
-ARCHIVE = "run `{delete} --prove` again, which writes the file without it"
+ARCHIVE = "run `{delete} --prove`, which writes the file without it"
 UNSEEN = "make the archive's files again with `tidelog archive backfill`, which keeps ids and keys"
 TABLE = (
     "run `tidelog archive register {archive}`; if you have dropped the table, forget it: "

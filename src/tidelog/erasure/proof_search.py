@@ -73,6 +73,7 @@ from tidelog.store.wrappers import CachedStore
 
 __all__ = ["prove_erased", "prove_erased_from_archive"]
 
+_NAMED = 5  # offsets that a finding names
 _ROUNDS = 20  # against compiles and trims that keep ending in between
 
 
@@ -151,6 +152,15 @@ def _prove(
     search.rows()
     search.copies(store)
     return search.proof
+
+
+def _holds(offsets: list[int], partition: int) -> str:
+    """Returns which offsets an object holds; the first few of many."""
+    if len(offsets) == 1:
+        return f"holds offset {offsets[0]} of partition {partition}"
+    first = ", ".join(map(str, offsets[:_NAMED]))
+    more = f" and {len(offsets) - _NAMED:,} more" if len(offsets) > _NAMED else ""
+    return f"holds {len(offsets):,} of them, at offsets {first}{more} of partition {partition}"
 
 
 class _ProofSearch(ObjectSearch):
@@ -292,6 +302,7 @@ class _ProofSearch(ObjectSearch):
         for partition, run in runs:
             what = describe_run(topic.name, partition, run)
             piece = data[run.byte_start : run.byte_end]
+            waiting, alive = [], []
             for rows in read_run(store, run, what, data=piece):
                 found = self._sought.rows(rows.batch)
                 older = self._sought.rows(rows.batch, later=False)
@@ -299,11 +310,16 @@ class _ProofSearch(ObjectSearch):
                 for row in found:
                     offset = int(rows.offsets[row])
                     state = self._sought.state(partition, offset, older.get(row, []))
-                    said = f"holds offset {offset} of partition {partition}: "
                     if state == "deleted" or offset < self._starts[partition]:
-                        self.add(run.object, f"{said}not compiled yet", remedies.COMPILE)
+                        waiting.append(offset)
                     elif state == "alive":
-                        self.add(run.object, f"{said}was not deleted", remedies.DELETE)
+                        alive.append(offset)
+            if waiting:
+                said = _holds(waiting, partition)
+                self.add(run.object, f"{said}: not compiled yet", remedies.COMPILE)
+            if alive:
+                said = _holds(alive, partition)
+                self.add(run.object, f"{said}: was not deleted", remedies.DELETE)
         return counted
 
     # Archives.

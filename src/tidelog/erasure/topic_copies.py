@@ -1,11 +1,12 @@
-"""Finds the copies that pumps, restores and named playbacks made of a topic's or archive's events.
+"""Finds the copies that pumps, restores and playbacks made of a topic's or archive's events.
 
 The catalog records each of them with its source and sink. A deleted pipeline is known by its
 producers in the topic that it wrote to, whose rows are permanent and name source partitions. A
 proof of an erasure searches these topics, with their archives, and lists the other sinks. A topic
-that was deleted since is followed too: its archives and copies stay. An unnamed playback, a deleted
-one, and a consumer that produces leave no such record; nor does a deleted pipeline whose target was
-deleted as well.
+that was deleted since is followed too: its archives and copies stay. A playback without a name, or
+whose name was forgotten, is known by the home's audit, which names topics that may have been
+created again since. A consumer that produces leaves no such record; nor does a deleted pipeline
+whose target was deleted as well.
 
 The other way round, an erasure from a copy does not reach its origin, and names it.
 """
@@ -38,6 +39,7 @@ from tidelog.model.partition_rows import pipeline_of
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import Topic
 from tidelog.pipeline.registry import is_target_deleted, list_pipelines
+from tidelog.playback.audit import played_topics
 from tidelog.playback.session import list_playbacks
 
 __all__ = [
@@ -88,7 +90,7 @@ class Originals(NamedTuple):
 
     sources: frozenset[Source]  # of pipelines
     incarnations: frozenset[str]  # of topics that playbacks read
-    names: frozenset[str]  # of topics, in source partitions of pipelines that were deleted
+    names: frozenset[str]  # of topics, in the audit and in partitions of deleted pipelines
 
 
 class _Step(NamedTuple):
@@ -114,7 +116,7 @@ def find_copies(context: Context, originals: Originals) -> Copies:
     """Returns where events were copied to, also through other topics."""
     topics = {each.incarnation: each for each in list_topics(context) if each.state == "ready"}
     found, known, left = Copies(), set(originals.incarnations), [originals]
-    deleted = list(_deleted_pipelines(context, topics.values()))
+    deleted = [*_deleted_pipelines(context, topics.values()), *_audited(context, topics.values())]
     while left:
         one = left.pop()
         by_deleted = (step for source, step in deleted if source in one.names)
@@ -228,6 +230,15 @@ def _deleted_pipelines(context: Context, topics: Iterable[Topic]) -> Iterator[tu
                     yield source, _Step(how, f"topic:{topic.name}", topic.incarnation)
 
 
+def _audited(context: Context, topics: Iterable[Topic]) -> Iterator[tuple[str, _Step]]:
+    """Yields what playbacks of the audit copied into topics, each with the topic of its source."""
+    named = {each.name: each for each in topics}
+    for source, target in played_topics(context):
+        if target in named:
+            how = f"a playback copied events of `{source}` to it"
+            yield source, _Step(how, f"topic:{target}", named[target].incarnation)
+
+
 def _of_pipelines(pipelines: Iterable[NamedPipeline]) -> Iterator[_Step]:
     for each in pipelines:
         inside = parse_address(each.sink).scheme == "topic"
@@ -309,6 +320,9 @@ def _origins(context: Context, topic: Topic, archives: Iterable[Archive]) -> dic
     """Returns what events of a topic and its archives may come from: URLs, and how they came."""
     into = [each for each in list_pipelines(context) if each.target == topic.incarnation]
     found = {each.source: f"pipeline `{each.name}` copied" for each in into}
+    for source, target in played_topics(context):
+        if target == topic.name:
+            found.setdefault(f"topic:{source}", "a playback copied")
     for archive in archives:
         for url in sorted(sources_of(archive)):
             found.setdefault(url, f"archive `{archive.name}` reads")

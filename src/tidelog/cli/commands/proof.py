@@ -42,7 +42,7 @@ __all__ = [
 
 _UNDER_WAY = "archive_ranges_under_way"
 _HEADLINES = {
-    "erased": "ERASED: no object holds any of it.",
+    "erased": "ERASED: no object that was searched holds any of it.",
     "not erased": "NOT ERASED: something is left.",
     "nothing to prove": "NOTHING TO PROVE: an id or key that you gave was never deleted here.",
 }
@@ -205,8 +205,9 @@ def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
             shown["waiting for"] = counted(done[_UNDER_WAY], "archive range")
     shown["searched"] = f"{counted(proof.objects, 'object')}, {size_text(proof.bytes)}"
     for place in proof.places:
-        name = f"  {place.name}"
-        shown[name] = f"{counted(place.objects, 'object')}, {size_text(place.bytes)}"
+        name, _, how = place.name.partition(" (")  # how events got there is too long for a column
+        size = f"{counted(place.objects, 'object')}, {size_text(place.bytes)}"
+        shown[f"  {name}"] = f"{size} ({how}" if how else size
     shown["at"] = to_seconds(to_iso(proof.searched_ms))
     shown["proof"] = proof.sha256
     return shown
