@@ -195,6 +195,30 @@ def test_charts_are_in_the_time_zone_of_their_reader(served: Served, person: Per
         person.driver.execute_cdp_cmd(zone, {"timezoneId": ""})
 
 
+def test_times_are_typed_in_the_time_zone_of_their_reader(served: Served, person: Person) -> None:
+    zone = "Emulation.setTimezoneOverride"
+    person.driver.execute_cdp_cmd(zone, {"timezoneId": "Asia/Kolkata"})
+    try:
+        person.opens(f"{served.url}/console/topics/orders")
+        person.finds("#timeline-says", "+05:30")
+        person.clicks("#timeline-play")
+        person.finds("#playback label", "Asia/")
+        shown = person.finds("#play-start").get_attribute("value") or ""
+        assert datetime.fromisoformat(shown.replace(" +", "+")).utcoffset() == timedelta(
+            hours=5, minutes=30
+        )
+        person.opens(f"{served.url}/console/topics/orders/events?by=time")
+        person.types('input[name="start"]', "2026-11-15 10:00")
+        person.types('input[name="end"]', "-5m")
+        person.clicks("#find button")
+        person.waits_for(lambda: "start=2026-11-15T04%3A30%3A00.000Z" in person.url, "UTC")
+        assert "end=-5m" in person.url
+        kept = person.finds('input[name="start"]').get_attribute("value")
+        assert kept == "2026-11-15 10:00:00.000 +05:30"
+    finally:
+        person.driver.execute_cdp_cmd(zone, {"timezoneId": ""})
+
+
 def test_the_timeline_by_keys_alone(served: Served, person: Person) -> None:
     person.opens(f"{served.url}/console/topics/orders")
     person.finds("#timeline rect.bar")

@@ -85,7 +85,9 @@ def test_a_topic_shows_its_partitions_and_consumers(served: Served, browser: Bro
     for state in states:
         assert f"{state.events}" in text_of(page)
     eventually(lambda: browser.get("/console/topics/orders"), "3 runs", "billing")
-    browser.get("/console/topics/nothing", 404)
+    missing = browser.get("/console/topics/nothing", 404)
+    assert "<title>Not found · Tidelog</title>" in missing
+    assert "<h1>Not found</h1>" in missing
 
 
 def test_the_timeline_counts_exactly_where_few_events_are(browser: Browser) -> None:

@@ -34,6 +34,24 @@ const showLocalTimes = (root) => {
 };
 showLocalTimes(document);
 
+// Fields for times: in the reader's own zone too, unless the text names another; sent in UTC.
+const TIME = /^\s*(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d+)?)?))?\s*(Z|[+-]\d\d:\d\d)?\s*$/i;
+const utcTime = (text) => {
+  const found = TIME.exec(text);
+  if (!found) return text;   // such as -15m: the server reads it
+  const at = new Date(`${found[1]}T${found[2] || "00:00"}${found[3] || ""}`);
+  return Number.isNaN(at.getTime()) ? text : at.toISOString();
+};
+for (const each of document.querySelectorAll("[data-time]")) {
+  if (TIME.test(each.value)) each.value = localTime(utcTime(each.value));
+}
+for (const each of document.querySelectorAll("[data-zone]")) {
+  each.textContent = new Intl.DateTimeFormat().resolvedOptions().timeZone || "your time zone";
+}
+document.addEventListener("formdata", (event) => {
+  for (const each of event.target.querySelectorAll("[data-time]")) event.formData.set(each.name, utcTime(each.value));
+});
+
 // Parts of the page that keep up: the same page is asked for again, and they are replaced.
 const LIVE_MS = 3000;
 const live = [...document.querySelectorAll("[data-live]")].map((part) => part.id);

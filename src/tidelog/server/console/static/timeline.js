@@ -48,8 +48,8 @@
       const query = new URLSearchParams({ by: "time", start: iso(at[0]), end: iso(at[1]) });
       look.href = `${box.dataset.events}?${query}`;
       if (play) {
-        document.getElementById("play-start").value = iso(at[0]);
-        document.getElementById("play-end").value = iso(at[1]);
+        document.getElementById("play-start").value = shown(at[0]);
+        document.getElementById("play-end").value = shown(at[1]);
       }
     }
   };
