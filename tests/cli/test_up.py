@@ -49,7 +49,7 @@ def test_one_command_serves_follows_what_is_made_meanwhile_and_stops_without_a_l
         eventually("the scribe has had a turn", figures.exists)
         [keeper] = Keepers(home.context).list()
         assert keeper.url == url
-        assert {"serve", "follow"} <= {part.name for part in keeper.parts}
+        assert {"serve", "archives and pumps"} <= {part.name for part in keeper.parts}
         eventually(
             "the home knows its parts",
             lambda: (
@@ -110,7 +110,7 @@ def _is_up(url: str) -> bool:
 def test_a_killed_keeper_leaves_nobody_behind(home: Home, place: Path) -> None:
     with upped(place) as up:
         assert up.url
-        up.part("follow")
+        up.part("archives and pumps")
         pids = up.pids()
         assert len(pids) >= 2
         assert up.end(signal.SIGKILL) == -signal.SIGKILL

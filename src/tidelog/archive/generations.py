@@ -144,9 +144,10 @@ def promote(
     archive = find_archive(context, name)
     check_active(archive)
     if archive.building is None:
+        kept = f"; `tidelog archive rollback {name}` goes back to a kept one"
         raise InvalidError(
-            f"archive `{name}`: has no generation to promote: make one with "
-            f"`tidelog archive backfill {name}`"
+            f"archive `{name}`: has no generation to promote: build one with "
+            f"`tidelog archive backfill {name}`{kept if len(archive.makings) > 1 else ''}"
         )
     return _Promote(context, archive, archive.building, workers).run(force)
 

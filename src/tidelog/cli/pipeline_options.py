@@ -355,6 +355,15 @@ def format_options(command: F) -> F:
     return command
 
 
+def new_format_options(command: F) -> F:
+    """Adds the same options without defaults: what is not given stays as the archive has it."""
+    command = format_options(command)
+    options: list[click.Option] = vars(command)["__click_params__"][-len(_FORMAT_OPTIONS) :]
+    for option in options:
+        option.help = (option.help or "").partition(" [default: ")[0]
+    return command
+
+
 def format_of(given: dict[str, Any]) -> FormatOptions:
     """Returns what was given of the options, as ``create`` and ``backfill`` of the API take it."""
     return FormatOptions(

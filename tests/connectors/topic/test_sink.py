@@ -153,7 +153,7 @@ def test_more_events_than_were_read_are_refused(home: Home) -> None:
 
 def test_a_topic_with_fewer_partitions_is_refused(home: Home) -> None:
     sink = sink_at(home.context, "topic:t?partition=same")
-    message = "topic `t`: has 3 partitions, and there are events of partition 3: make it with 4"
+    message = "topic `t`: has 3 partitions, and there are events of partition 3: create it with 4"
     with pytest.raises(InvalidError, match=message):
         sink.check(["from/0", "from/3"])
     with pytest.raises(InvalidError, match=message):

@@ -14,7 +14,7 @@ from tidelog.cli.output import FAILED, Output, counted, json_option
 from tidelog.cli.pipeline_options import (
     DriverWatch,
     format_of,
-    format_options,
+    new_format_options,
     run_options,
     spark_conf,
     spark_of,
@@ -67,7 +67,7 @@ dead_share_option = click.option(
     help="Skip ranges that the source no longer has and whose live files or manifests are "
     "damaged. Records them as gaps. Reads these files twice.",
 )
-@format_options
+@new_format_options
 @dead_share_option
 @worker_options
 @json_option

@@ -173,7 +173,10 @@ _OF_REPLAY = ("parser", "granularity", "time_zone", "dry_run", "master", "confs"
 @_generation
 @click.option("--reason", metavar="TEXT", help="Only dead letters whose reason contains this text.")
 @click.option(
-    "--limit", type=click.IntRange(min=0), metavar="N", help="Limit on the number of rows."
+    "--limit",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Limit on the number of rows. [default: 20; all with --events, --json]",
 )
 @click.option("--events", is_flag=True, help="Print whole events as JSON lines, with their errors.")
 @click.option(
@@ -312,7 +315,9 @@ def _list_dead(output: Output, batches: Iterator[pa.RecordBatch], limit: int | N
     counts = [{"dead": n, "reason": text[:_REASON_MAX]} for text, n in reasons.most_common(_SHOWN)]
     output.records(("dead", "reason"), counts)
     if shown:
-        output.title(f"{len(shown)} of {reasons.total()}")
+        total = reasons.total()
+        more = f"; --limit {total} shows all" if total > len(shown) else ""
+        output.title(f"{len(shown)} of {total}{more}")
         rows = [{**letter, "reason": letter["reason"][:_REASON_MAX]} for letter in shown]
         output.records(("partition", "offset", "timestamp", "reason"), rows)
 

@@ -370,14 +370,15 @@ def _show(output: Output, found: ArchiveStatus) -> None:
     show_accounts(output, found.archive.name, accounts)
     events = sum(each.events for each in found.partitions)
     files = sum(each.files for each in found.partitions)
+    dead = sum(each.dead for each in found.partitions)
     behind = "an unknown number" if found.lag is None else f"{found.lag:,}"
     driver = f"{found.drivers} at work" if found.drivers else "none at work"
     if found.archive.ended is not None:
         driver += f"; ended at {to_iso(found.archive.ended.at_ms)}"
     output.say(
-        f"{found.archive.name}: generation {found.generation}, {counted(events, 'event')} in "
-        f"{counted(files, 'file')}, {behind} behind, watermark {_watermark(found) or '-'}, "
-        f"drivers: {driver}"
+        f"{found.archive.name}: generation {found.generation}, {counted(events, 'event')}, "
+        f"{counted(files, 'file')}, {counted(dead, 'dead letter')}, {behind} behind, "
+        f"watermark {_watermark(found) or '-'}, drivers: {driver}"
     )
     _show_generations(output, found)
     for one in found.aside:

@@ -128,7 +128,7 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
 def _programs(given: dict[str, Any], port: int) -> list[tuple[str, list[str]]]:
     programs = [
         ("serve", ["serve", "--host", given["host"], "--port", str(port), *_of_server(given)]),
-        ("follow", ["follow", *_spark_flags(given)]),
+        ("archives and pumps", ["follow", *_spark_flags(given)]),
     ]
     figures = ["--metrics-file", given["metrics_file"]] if given["metrics_file"] else []
     rate = _DEMO_SCRIBE if given["demo"] else ()

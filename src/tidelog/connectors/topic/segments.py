@@ -208,9 +208,11 @@ def _refusal(batch: pa.RecordBatch, error: InvalidError) -> RecordRefusedError:
 
 
 def _too_few(target: str, partitions: int, needed: int) -> InvalidError:
+    has = "1 partition" if partitions == 1 else f"{partitions} partitions"
     return InvalidError(
-        f"{target}: has {partitions} partitions, and there are events of partition {needed}: "
-        f"make it with {needed + 1} or more, or place events by key (partition=key)"
+        f"{target}: has {has}, and there are events of partition {needed}: create it with "
+        f"{needed + 1} or more, or place events by key (`--partition key`; in an address, "
+        "`?partition=key`)"
     )
 
 
