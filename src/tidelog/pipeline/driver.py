@@ -117,8 +117,7 @@ class Driver:
         self._how = how
         self._due = Due(how.policy)
         self._failures = PipelineFailures(context, pipeline.id)
-        apart = not isinstance(pipeline.source, TrackingSource)
-        self._members = DriverMembers(context, pipeline.id, once=not how.follow, apart=apart)
+        self._members = DriverMembers(context, pipeline.id, once=not how.follow)
         self._share = DriverShare(context, pipeline, self._members, self._failures)
         self._rest_done = False  # what other drivers have, as of the last cycle
         self._answered = False  # the source, in any cycle

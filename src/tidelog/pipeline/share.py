@@ -24,7 +24,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.clock import looks
-from tidelog.connectors.source import SourcePartition, SourceRange, bounds_apart, waits
+from tidelog.connectors.source import (
+    SourcePartition,
+    SourceRange,
+    TrackingSource,
+    bounds_apart,
+    waits,
+)
 from tidelog.context import Context
 from tidelog.coordination.members import Membership, fair_share, raise_fence
 from tidelog.coordination.pipeline_rows import read_intent, read_progress
@@ -58,13 +64,9 @@ _MEMBERS_S = 0.4  # between looks at the members, however short the cycles are
 class DriverMembers(Membership):
     """One driver's view of the drivers of its pipeline."""
 
-    def __init__(
-        self, context: Context, pipeline: str, *, once: bool = False, apart: bool = True
-    ) -> None:
-        """``apart`` says whether its source partitions can be shared by several drivers."""
+    def __init__(self, context: Context, pipeline: str, *, once: bool = False) -> None:
         super().__init__(context, layout.pipeline_members(pipeline), f"pipeline `{pipeline}`")
         self.once = once
-        self._apart = apart
         self.living: list[str] = [self.id]  # as last seen
         self._pipeline = pipeline
         self._looked_s: float | None = None
@@ -99,10 +101,7 @@ class DriverMembers(Membership):
         """Returns how many of ``count`` source partitions this driver should have."""
         if self.once:
             return count
-        following = [each for each in self.living if each not in self._once]
-        if not self._apart:
-            return count if self.id == min(following, default=self.id) else 0
-        return fair_share(self.id, following, count)
+        return fair_share(self.id, [each for each in self.living if each not in self._once], count)
 
     def in_turn(self, partitions: Sequence[SourcePartition]) -> list[SourcePartition]:
         """Returns partitions in the order in which to take them; other drivers begin elsewhere."""
@@ -156,7 +155,7 @@ class DriverShare:
         looked at to ``errors``.
         """
         self.listed, self.theirs = set(partitions), {}
-        share = self._members.share(len(partitions))
+        share = self._share(cycle, partitions)
         self._release(cycle, share)
         held = [each for each in partitions if cycle.has_claimed(each)]
         if len(held) >= share:
@@ -174,6 +173,21 @@ class DriverShare:
             except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
                 errors[partition] = unexpected(f"source partition `{partition.text}`", exc)
         return [*held, *taken]
+
+    def _share(self, cycle: Cycle, partitions: Sequence[SourcePartition]) -> int:
+        """Returns how many this driver should have: a fair share, or all or none of tracked ones.
+
+        Who has the first one has all. A driver that does not see the files has none, and keeps no
+        other one from them.
+        """
+        if not isinstance(self._pipeline.source, TrackingSource):
+            return self._members.share(len(partitions))
+        first = min(partitions, default=None)
+        if first is None or cycle.has_claimed(first) or self._is_free(first):
+            return len(partitions)
+        others = (each for each in partitions if not cycle.has_claimed(each))
+        self.theirs = dict.fromkeys(others, self.theirs[first])
+        return 0
 
     def leave(self, cycle: Cycle) -> None:
         """Releases all partitions, and leaves the drivers. What fails ends with the lease."""

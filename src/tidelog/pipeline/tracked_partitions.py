@@ -4,7 +4,8 @@ Such a source names a partition when it first sees its file, and finds the file 
 drivers have read of it. So two drivers with different knowledge could give one file two names, and
 archive its rows twice. These rules exclude that:
 
-1. One driver at a time has all partitions of such a source (``DriverMembers.share``).
+1. One driver at a time has all partitions of such a source: who has the first one
+   (``DriverShare``).
 2. A driver begins a new partition only if it has all known ones that the source lists, and no range
    of any is in progress. Nobody else can then read what it takes for new.
 3. The list of partitions has a version. A driver reads it before it looks at the source, and adds a

@@ -10,7 +10,6 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +28,6 @@ from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.model.pipeline import Gap
 from tidelog.pipeline.base import LocalWorkers, Pipeline
-from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.store.local import LocalStore
@@ -533,48 +531,3 @@ def test_any_order_of_writes_reads_and_rotations_loses_and_doubles_nothing(
                 world.context.unlink()
     world.run()
     assert world.archived() == sorted(expected)
-
-
-def test_two_drivers_do_not_give_one_file_two_names(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second one learns what is known, and then looks at a folder that was rotated since."""
-    world.write(*lines("old", 5))
-    source, others = world.restarted().source, World.again(world)
-    assert isinstance(source, FilesSource)
-    real = source.track
-
-    def track(known: Any) -> None:
-        real(known)
-        monkeypatch.setattr(source, "track", real)
-        assert others.run() == 5
-        rename(world.context)
-
-    monkeypatch.setattr(source, "track", track)
-    world.run()
-    assert world.run() == 0
-    assert world.archived() == lines("old", 5)
-
-
-@pytest.mark.parametrize("later", [False, True])
-def test_file_that_is_renamed_before_anything_is_read_is_found_again(
-    world: World, monkeypatch: pytest.MonkeyPatch, later: bool
-) -> None:
-    """Also if it had no line yet when a driver began it."""
-    if later:
-        (world.folder / "app.log.1").touch()
-        assert world.run() == 0
-        world.restarted()
-    world.write(*lines("old", 2), to="app.log.1")
-    with monkeypatch.context() as patch:
-        patch.setattr(Cycle, "run", _dies)
-        with pytest.raises(KeyboardInterrupt):
-            world.run()
-    (world.folder / "app.log.1").rename(world.folder / "app.log.2")
-    world.restarted()
-    assert world.run() == 2
-    assert world.archived() == lines("old", 2)
-
-
-def _dies(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
