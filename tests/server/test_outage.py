@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,33 @@ def test_a_store_that_is_gone_while_it_stops_does_not_keep_it(
         assert served.client.get("/track/t.gif?ack=0").status_code == 200
     assert "does not answer" in capfd.readouterr().err, "a lost pixel is told"
     switch.broken = None
+
+
+def test_requests_that_a_stop_cuts_off_are_told_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "STOP_S", 0)
+    with serving(tmp_path) as served:
+        served.post({"value": "before"})
+        catalog = Switch(served.home.context.catalog, monkeypatch, ("get", "scan", "write"))
+        key = {"idempotency-key": "k"}
+        asked = [
+            served.client.build_request("POST", "/topics/t/events", content=b"v"),
+            served.client.build_request("POST", "/topics/t/events", content=b"v", headers=key),
+            served.client.build_request("DELETE", "/topics/t/ids/x"),
+            served.client.build_request("GET", "/track/t.gif"),
+            served.client.build_request("GET", "/topics/t"),
+        ]
+        catalog.hangs.clear()
+        with ThreadPoolExecutor(len(asked)) as pool:
+            sent = [pool.submit(served.client.send, each) for each in asked]
+            try:
+                while "tidelog_requests_in_flight 6.0" not in served.client.get("/metrics").text:
+                    time.sleep(0.01)  # those five, and this question
+                served.stop()
+                answers = [each.result(60) for each in sent]
+            finally:
+                catalog.hangs.set()
+    kinds = [(answer.status_code, error(answer)["kind"]) for answer in answers]
+    assert kinds == [(504, "unknown_outcome")] * 4 + [(503, "unavailable")]
+    assert all("x-request-id" in answer.headers for answer in answers)

@@ -28,6 +28,7 @@ class Served:
     url: str
     home: Home
     client: httpx.Client
+    stop: Callable[[], None]  # asks it to; leaving the context waits for it
 
     @property
     def address(self) -> tuple[str, int]:
@@ -95,7 +96,7 @@ def serving(
         if failed:
             raise failed[0]
         with httpx.Client(base_url=found[0], timeout=60) as client:
-            yield Served(found[0], home, client)
+            yield Served(found[0], home, client, stop.set)
     if failed:
         raise failed[0]
 

@@ -28,6 +28,8 @@ from tidelog.errors import (
     InvalidError,
     NotFoundError,
     TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
     contained,
 )
 from tidelog.home import Home
@@ -90,6 +92,7 @@ _GONE = 499  # counted for clients that left before they were answered
 _GET_ALONE = ("append", "track", "track_topic", "tail")  # HEAD would store, or never end
 _UNCOUNTED = ("health", "ready")  # monitors ask as often as they like
 _JSON_TYPE = (b"content-type", b"application/json")
+_BEGUN = "tidelog.begun"  # in the scope of a request whose answer is on its way
 _ID_ROUTE = "/topics/{topic}/ids/{id:path}"  # an id may hold slashes
 
 
@@ -179,6 +182,7 @@ class ServerApp:
         self._routes: list[tuple[WholeRoute, Operation, Handler | None]] = []
         self._watch: PartitionWatch | None = None
         self._ticking: asyncio.Task[None] | None = None
+        self._is_stopping = False
 
     async def start(self) -> None:
         """Reads the tokens and starts everything. Raises if the home cannot be reached."""
@@ -235,6 +239,7 @@ class ServerApp:
 
     def stop_waiting(self) -> None:
         """Ends long polls, tails and queries, so that a stop need not wait for them."""
+        self._is_stopping = True
         self._sql.stop()
         if self._watch is not None:
             self._watch.stop()
@@ -247,13 +252,24 @@ class ServerApp:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._console.stop)
-        for close in (self._topics.close, self._forwards.close):
-            for error in await loop.run_in_executor(None, close):
+        in_thread = functools.partial(loop.run_in_executor, None)
+
+        async def close(each: Callable[[], list[TidelogError]]) -> None:
+            for error in await in_thread(each):
                 self._error_log.add(error)
-        with contained("usage", self._error_log.add):
-            await loop.run_in_executor(None, self._usage.store, *self._take_usage())
-        await loop.run_in_executor(None, self._threads.close)
+
+        async def store_usage() -> None:
+            with contained("usage", self._error_log.add):
+                await in_thread(self._usage.store, *self._take_usage())
+
+        # At once, as each of them may wait for a store or a catalog that does not answer.
+        await asyncio.gather(
+            in_thread(self._console.stop),
+            close(self._topics.close),
+            close(self._forwards.close),
+            store_usage(),
+        )
+        await in_thread(self._threads.close)
         self.gate.close()
         if self._access is not None:
             await loop.run_in_executor(None, self._access.close)
@@ -269,7 +285,7 @@ class ServerApp:
             scope["headers"], self._options.behind_proxy, self.new_request_id()
         )
         old = scope["state"].get(OLD_CYCLE)
-        send = self._deliveries.bound(scope, _with_headers(send, request_id, old))
+        send = self._deliveries.bound(scope, _with_headers(scope, send, request_id, old))
         name, status = "none", _GONE
         try:
             name, run = self._find_counted(scope)
@@ -282,6 +298,10 @@ class ServerApp:
                     span.set_attribute("http.response.status_code", status)
         except DisconnectedError:
             pass
+        except asyncio.CancelledError:
+            if not self._is_stopping or _BEGUN in scope:
+                raise
+            status = await self._fail(send, _cut_off(scope, name), request_id)
         except TidelogError as exc:
             status = await self._fail(send, exc, request_id)
         except Exception as exc:  # noqa: BLE001 - a bug of ours must not close the door
@@ -457,7 +477,14 @@ class ServerApp:
         return [*topics, *self._forwards.waiting()]
 
 
-def _with_headers(send: Send, request_id: bytes, old: OldCycle | None) -> Send:
+def _cut_off(scope: Scope, name: str) -> TidelogError:
+    """Returns the error of a request that was not done when the server had to stop."""
+    if scope["method"] in ("GET", "HEAD") and name != TRACK.name:
+        return UnavailableError(f"{name}: was not done when the server stopped: ask again")
+    return UnknownOutcomeError(f"{name}: was not done when the server stopped: read back")
+
+
+def _with_headers(scope: Scope, send: Send, request_id: bytes, old: OldCycle | None) -> Send:
     """Adds the request's id to each answer, and forbids browsers to guess types or embed it.
 
     A client of HTTP/1.0 that asks to keep its connection learns whether it is kept, which needs an
@@ -466,6 +493,7 @@ def _with_headers(send: Send, request_id: bytes, old: OldCycle | None) -> Send:
 
     async def send_more(message: Message) -> None:
         if message["type"] == "http.response.start":
+            scope[_BEGUN] = True
             headers = list(message["headers"])
             names = {name for name, _ in headers}
             headers += [pair for pair in EVERY_ANSWER if pair[0] not in names]
