@@ -63,7 +63,9 @@ def test_failing_pump_is_listed_as_such_and_shown_with_its_reason(
     (tmp_path / "in" / "orders.txt").write_text("1\n2\n")
     assert tidelog("topic", "create", "orders").code == 0
     pump = ("pump", f"file:{tmp_path}/in?format=lines", "--topic", "orders", "--no-spark")
-    assert tidelog(*pump, "--name", "mine").code == 0
+    done = tidelog(*pump, "--name", "mine")
+    assert done.code == 0
+    assert "orders.txt: 0 to 2, 2 events, 0 dead letters\n" in done.err, "a pump writes no files"
     (tmp_path / "in" / "orders.txt").write_text("1\n")
     assert tidelog(*pump, "--name", "mine").code != 0
     (listed,) = tidelog("pipeline", "list", "--json").rows()

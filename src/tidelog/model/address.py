@@ -58,7 +58,8 @@ def parse_address(text: str, plain_scheme: str | None = None) -> Address:
         raise InvalidError(f"address: {exc}: give scheme://host:port/path?option=value") from exc
     if not parts.scheme:
         raise InvalidError(
-            f"address `{text}`: has no scheme: give scheme://host/path?option=value, or file:PATH"
+            f"address `{text}`: has no scheme: give topic:NAME, file:PATH, or "
+            "scheme://host/path?option=value"
         )
     if "@" in parts.netloc:
         raise InvalidError(

@@ -81,7 +81,8 @@ def test_archives_and_pumps_are_listed(served: Served, browser: Browser) -> None
     assert "25" in text_of(page)
     browser.get("/console/archives/none", 404)
     browser.get("/console/pumps/none", 404)
-    eventually(lambda: browser.get("/"), "dead letters")
+    page = eventually(lambda: browser.get("/"), "dead letters")
+    assert '<a href="/console/archives/daily">Open the archive</a>' in page
 
 
 def test_files_are_a_tree_by_partition_names(served: Served, browser: Browser) -> None:

@@ -284,7 +284,7 @@ def register(home_text: str | None, output: Output, /, name: str, **given: Any) 
     rows = [
         {
             "archive": name,
-            "table": each.table,
+            "table": each.table if output.as_json else each.table.partition(":")[0],
             "where": each.where,
             "files": each.files,
             "events": each.events,

@@ -160,10 +160,12 @@ class EventPages:
         )
         if not found.events or found.events[0].offset != int(text):
             _, end = self._ends(topic, partition)
-            what = "was deleted" if int(text) < end else "is not there yet"
-            raise NotFoundError(
-                f"event `{topic.name}/{partition}/{text}`: {what}: see the topic's journals"
+            what = (
+                "was deleted: see the topic's journals"
+                if int(text) < end
+                else f"is not there yet: the next event of the partition gets offset {end}"
             )
+            raise NotFoundError(f"event `{topic.name}/{partition}/{text}`: {what}")
         return topic, found.events[0]
 
     def _ends(self, topic: Topic, partition: int) -> tuple[int, int]:

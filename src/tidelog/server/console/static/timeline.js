@@ -86,6 +86,11 @@
   };
 
   const draw = () => {
+    if (data.first === null && !range) {   // an empty topic has no times to show
+      box.replaceChildren();
+      tell();
+      return;
+    }
     const how = data.exact ? "" : "about ";
     const events = bars(data.counts, HEIGHT, (count) => `${how}${many(count)} ${count === 1 ? "event" : "events"}`);
     const bytes = bars(data.sizes, LOW, (value) => `about ${size(value)}`);
