@@ -130,7 +130,12 @@ def _count_erased(context: Context, topic: Topic, partition: int, run: Run, star
         parts = read_run(context.store, run, what, Cut(start, columns=["timestamp"]))
         return run.end - start - sum(len(part.offsets) for part in parts)
     except NotFoundError:  # another journal has replaced it
-        return max(0, run.count - run.events - (start - run.base))
+        return _erased_from(run, start)
+
+
+def _erased_from(run: Run, start: int) -> int:
+    """Returns how many offsets of a run from the start on have no event; at least these."""
+    return max(0, run.count - run.events - max(0, start - run.base))
 
 
 def _runs(context: Context, topic: Topic, partition: int, head: Head) -> Iterator[Run]:
@@ -249,6 +254,7 @@ class RunTotals:
     at: int
     runs: int = 0
     bytes: int = 0
+    erased: int = 0  # offsets whose events were deleted and compiled
     first_ms: int | None = None
     last_ms: int | None = None
 
@@ -293,6 +299,7 @@ class PartitionTotals:
                 at=runs[-1].end,
                 runs=before.runs + len(runs),
                 bytes=before.bytes + sum(run.byte_end - run.byte_start for run in runs),
+                erased=before.erased + sum(_erased_from(run, head.start) for run in runs),
                 first_ms=min([*first, *_known(before.first_ms)], default=None),
                 last_ms=max([*last, *_known(before.last_ms)], default=None),
             )

@@ -218,7 +218,12 @@ ROWS = (
     Kind("pipeline/<name> · unsettled/<end>/<folder>", "that its marker is being put or removed"),
     Kind(
         "pipeline/<name> · partition/<source partition>",
-        "that the pipeline knows it, and its end at the pipeline's creation, with a file's mark",
+        "that the pipeline knows it, and its end at the pipeline's creation; of a file, its mark "
+        "and incarnation",
+    ),
+    Kind(
+        "pipeline/<name> · listing",
+        "changes when a driver adds a file to that list, or takes files from another driver",
     ),
     Kind(
         "pipeline/<name>/<source partition> · head",

@@ -67,7 +67,7 @@ def test_what_was_amended_is_marked_and_told(served: Served, browser: Browser) -
     assert "Nothing: every update" in text_of(browser.get("/console/topics/people/journals"))
     page = browser.get(f"/console/topics/people/events?partition={gone.partition}&offset=0")
     assert f"{gone.partition}/{gone.offset} deleted" in text_of(page)
-    eventually(lambda: browser.get("/console/topics/people"), "people")
+    eventually(lambda: browser.get("/console/topics/people"), "39 in 2 partitions")
     assert "corrected" in browser.get(path)
 
 

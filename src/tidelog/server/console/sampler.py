@@ -72,13 +72,15 @@ class TopicSample:
     rate: float | None = None  # events a second
     runs: int | None = None
     bytes: int | None = None
+    erased: int = 0  # offsets without an event, as far as they are counted
     last_ms: int | None = None
     consumers: tuple[ConsumerSample, ...] = ()
 
     @property
     def events(self) -> int | None:
-        """Returns how many events can be read."""
-        return sum(head.next - head.start for head in self.heads) if self.heads else None
+        """Returns how many events can be read, with those whose delete is not compiled yet."""
+        ends = sum(head.next - head.start for head in self.heads)
+        return max(0, ends - self.erased) if self.heads else None
 
     @property
     def lag(self) -> int | None:
@@ -292,6 +294,7 @@ class Sampler:
             known.ends.rate(),
             sum(each.runs for each in totals) if whole else None,
             sum(each.bytes for each in totals) if whole else None,
+            sum(each.erased for each in totals),
             max(times, default=None),
             tuple(sorted(known.consumers.values(), key=lambda each: each.name)),
         )
