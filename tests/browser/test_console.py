@@ -243,8 +243,8 @@ def test_the_tail_is_followed_while_events_arrive(served: Served, person: Person
     for number in range(5):
         served.home.append("orders", [order(90_000 + number, served.home.context.clock.now_ms())])
         person.finds("#tail-rows tr", f'"order": {90_000 + number}')
-    served.home.append("orders", [Event(HOSTILE.encode(), key=b"\xff\xfe"), Event(None)])
-    person.finds("#tail-rows tr", HOSTILE)
+    served.home.append("orders", [Event(f"\u061c\xad{HOSTILE}".encode(), key=b"\xff"), Event(None)])
+    person.finds("#tail-rows tr", rf"\u{{61c}}\u{{ad}}{HOSTILE}")
     person.finds("#tail-rows tr", "tombstone")
     person.finds("#tail-says", "7 events since you follow")
     person.takes_a_picture("tail")
@@ -259,6 +259,17 @@ def test_the_tail_is_followed_while_events_arrive(served: Served, person: Person
     served.home.append("orders", [Event(b"not this"), Event(b"this is WANTED")])
     person.finds("#tail-rows tr", "this is WANTED")
     assert "not this" not in person.finds("#tail-rows").text
+
+
+def test_a_copied_table_runs_nothing_in_a_spreadsheet(served: Served, person: Person) -> None:
+    person.opens(f"{served.url}/console/sql")
+    person.types("#query", """select '=HYPERLINK("http://x")' a, '@x' b, -1.5 c, 'a=b' d""")
+    person.clicks("button", "Run")
+    person.finds("#rows td", "HYPERLINK")
+    person.driver.execute_script("navigator.clipboard.writeText = (text) => { window.got = text; }")
+    person.clicks("[data-copy-table]")
+    copied = person.waits_for(lambda: person.driver.execute_script("return window.got"), "copy")
+    assert copied == "a\tb\tc\td\n'=HYPERLINK(\"http://x\")\t'@x\t-1.5\ta=b"
 
 
 def test_a_cursor_is_moved(served: Served, person: Person) -> None:

@@ -96,12 +96,13 @@ document.addEventListener("click", async (event) => {
   }
 });
 
-// A table as lines of tab-separated values, for spreadsheets.
+// A table as lines of tab-separated values, for spreadsheets. These would run a text that begins like a formula.
+const plain = (text) => (/^[=+@-]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text);
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy-table]");
   if (!button) return;
   const rows = [...document.getElementById(button.dataset.copyTable).rows];
-  const text = rows.map((row) => [...row.cells].map((cell) => cell.textContent.replaceAll(/[\t\n]/g, " ")).join("\t")).join("\n");
+  const text = rows.map((row) => [...row.cells].map((cell) => plain(cell.textContent.replaceAll(/[\t\n]/g, " "))).join("\t")).join("\n");
   try { await navigator.clipboard.writeText(text); says("Copied"); } catch { says("The browser does not let this page copy"); }
 });
 

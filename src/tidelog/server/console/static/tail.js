@@ -11,7 +11,7 @@
   const MOST = 300, SHOWN = 240;
   let stream = null, count = 0, waiting = [];
 
-  const unseen = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/gu;
+  const unseen = /(?![\n\t])[\p{C}\p{Zl}\p{Zp}]/gu;   // as the server's pages have it
   const visible = (text) => text.replace(unseen, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
   const hex = (text) => [...atob(text.slice(0, 80))].map((char) => char.charCodeAt(0).toString(16).padStart(2, "0")).join(" ");
   const short = (value) => {
