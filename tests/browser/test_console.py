@@ -354,6 +354,13 @@ def test_a_range_is_played_back_into_another_topic(served: Served, person: Perso
     assert played is not None
     copied = sum(state.events for state in served.home.partitions("orders-again"))
     assert copied == int(played[1].replace(",", "")) > 0
+    zone = "Emulation.setTimezoneOverride"
+    person.driver.execute_cdp_cmd(zone, {"timezoneId": "Asia/Kolkata"})
+    try:
+        person.opens(f"{served.url}/console/jobs")
+        person.finds("tbody th a", "+05:30 to ")
+    finally:
+        person.driver.execute_cdp_cmd(zone, {"timezoneId": ""})
 
 
 def test_figures_keep_up_by_themselves(served: Served, person: Person) -> None:

@@ -186,7 +186,9 @@ class JournalPages:
             "sha256": proof.sha256,
             "searched_ms": str(proof.searched_ms),
         }
-        left = "nothing is left" if proof.is_erased else f"{len(proof.traces)} traces are left"
+        traces = len(proof.traces)
+        some = "1 trace is left" if traces == 1 else f"{traces:,} traces are left"
+        left = some if traces else "nothing is left"
         if not proof.known:
             left += "; but not all of it was ever deleted here"
         return f"{proof.objects:,} objects searched: {left}"

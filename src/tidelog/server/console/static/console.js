@@ -31,6 +31,10 @@ const showLocalTimes = (root) => {
     const text = localTime(each.dateTime);
     each.textContent = each.dataset.part ? text.slice(...each.dataset.part.split(",")).replace("T", " ") : text;
   }
+  for (const each of root.querySelectorAll("[data-times]")) {   // times within a text
+    const text = each.textContent.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, localTime);
+    if (text !== each.textContent) { each.title = each.textContent; each.textContent = text; }
+  }
 };
 showLocalTimes(document);
 
