@@ -18,8 +18,8 @@ from tests.servers.moto import KEYS
 from tests.support.archive_look import AT, FIRST_S, a_home, an_archive, drive
 from tests.support.kinesis_server import running_kinesis
 from tidelog import Event, Home
+from tidelog.archive import fill
 from tidelog.archive.archive import find_archive, open_pipeline
-from tidelog.archive.fill import FillSource
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.read import ArchiveFiles
 from tidelog.connectors.by_url import store_at
@@ -88,7 +88,8 @@ def test_generation_of_a_topic_created_again_keeps_its_event_at_that_offset(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A backfill refuses another topic of the name, unless it cannot tell the two apart.
-    monkeypatch.setattr(FillSource, "_usable", lambda self, partition, old, source: source)
+    monkeypatch.setattr(fill.FillSource, "_usable", lambda self, partition, old, source: source)
+    monkeypatch.setattr(fill, "without_remade", lambda context, pipeline, bounds: bounds)
     topic(home, "old")
     drive(home, an_archive(home, "daily", parser=AT, format_settings=COLUMNS))
     home.delete_topic("t")
