@@ -54,6 +54,10 @@ def test_status_shows_the_live_folder_and_all_generations(tidelog: Run) -> None:
     send(range(10, 15))
     assert tidelog("archive", "run", "a", "--no-spark").code == 0
     assert b"kept        2\n" in tidelog("archive", "rollback", "a").out
+    refused = tidelog("archive", "promote", "a")
+    assert "`tidelog archive rollback a` goes back to a kept one" in refused.err
+    assert b"[default: parquet]" in tidelog("archive", "create", "--help").out
+    assert b"[default: parquet]" not in tidelog("archive", "backfill", "--help").out
     assert tidelog("archive", "drop", "a", "2").code == 0
     done = tidelog("archive", "verify", "a", "--deep", "--json").rows()[-1]
     assert (done["events"], done["problems"]) == (15, [])

@@ -174,7 +174,7 @@ def test_dead_letters_are_listed_with_their_reasons(run: Run) -> None:
     ]
     shown = run("archive", "dead", "daily").out.decode()
     assert shown.index("no field at") < shown.index("partition")
-    assert f"20 of {len(rows)}" in shown
+    assert f"20 of {len(rows)}; --limit {len(rows)} shows all\n" in shown
     assert run("archive", "dead", "daily", "--reason", "x.*(", "--json").rows() == []
 
 
