@@ -129,7 +129,7 @@ def test_proof_finds_events_that_other_archives_have_under_other_numbers(
     of_b, *others = proof.traces
     assert of_b.object.startswith("archives/b/")
     assert "tidelog archive erase b --key KEY --prove" in of_b.do
-    assert len(others) == 6
+    assert "offsets 2, 6, 10, 14, 18 and 1 more of partition 0" in others[0].what
     assert {each.do for each in others} == {"run `tidelog delete again --key KEY --prove`"}
     assert home.erase("again", key=b"key-3").is_erased
     assert any("kinesis://" in each for each in proof.out_of_reach)

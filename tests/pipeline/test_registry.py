@@ -79,7 +79,7 @@ BAD = {
     "a name with a slash": (("a/b", "topic:from", "topic:to"), "pipeline name `a/b`"),
     "no name": (("", "topic:from", "topic:to"), "pipeline name ``"),
     "a name without end": (("x" * 251, "topic:from", "topic:to"), "give 1 to 250 letters"),
-    "too few partitions": (("copy", "topic:from", "topic:thin?partition=same"), "1 partitions"),
+    "too few partitions": (("copy", "topic:from", "topic:thin?partition=same"), "1 partition,"),
 }
 
 

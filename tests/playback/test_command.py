@@ -171,7 +171,7 @@ def test_as_of(tidelog: Run) -> None:
     [
         (("--start", "yesterday", "--to", "null:"), "is not ISO 8601"),
         (("--start", "1h", "--to", "null:"), "or -15m for 15 minutes ago"),
-        (("--to", "out.jsonl"), "or file:PATH"),
+        (("--to", "out.jsonl"), "give topic:NAME, file:PATH"),
         (("--start", "-5m", "--end", "-6m", "--to", "null:"), "runs backwards"),
         (("--to", "nowhere:"), "unknown scheme"),
         (("--to", "null:", "--speed", "fast"), "speed `fast`"),
