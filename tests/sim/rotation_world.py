@@ -216,7 +216,9 @@ class RotationWorld(ArchivesHome):
         found = self.archived()
         missing = [line for line in self.lines if not found[line]]
         assert not missing, f"never archived: {missing[:3]}"
-        assert found == Counter(self.lines), f"nobody wrote {list(found - Counter(self.lines))[:3]}"
+        assert found == Counter(self.lines), (
+            f"archived, but not written: {list(found - Counter(self.lines))[:3]}"
+        )
         archive = find_archive(home.context, "day")
         report = verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True))
         assert not report.problems, f"verify finds {report.problems}"

@@ -7,7 +7,7 @@ archive its rows twice. These rules exclude that:
 1. One driver at a time has all partitions of such a source: who has the first one
    (``DriverShare``).
 2. A driver begins a new partition only if it has all known ones that the source lists, and no range
-   of any is in progress. Nobody else can then read what it takes for new.
+   of any is in progress. So no other driver reads the same file at that time.
 3. The list of partitions has a version. A driver reads it before it looks at the source, and adds a
    partition only to that version. So a second driver that added one meanwhile is noticed.
 4. A driver that takes known partitions from another one changes the version, and then looks again.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -320,6 +321,26 @@ def test_close_tells_of_a_failure_that_nobody_saw(home: Home) -> None:
         producer.close()
     with pytest.raises(InvalidError, match="is closed"):
         producer.send(b"x")
+
+
+def test_room_counts_a_flush_once_while_it_starts(home: Home) -> None:
+    """Else a server refuses events that fit."""
+    found: list[int] = []
+    with home.producer("t") as producer:
+        before, pool = producer.room, producer._uploader._pool
+        submit = pool.submit
+        look = threading.Thread(target=lambda: found.append(producer.room))
+
+        def slow(*work: Any) -> Any:
+            look.start()
+            look.join(0.2)
+            return submit(*work)
+
+        pool.submit = slow  # type: ignore[method-assign]
+        producer.send(b"x" * 1_000)
+        producer.flush()
+        look.join()
+    assert before - 2_000 < found[0] <= before
 
 
 def test_a_full_buffer_blocks_until_there_is_room(home: Home) -> None:

@@ -99,7 +99,9 @@ class Producer:
         >>> producer.room > 0
         True
         """
-        return self._context.log_settings.buffer_bytes - self._uploader.held_bytes - self._open.size
+        with self._uploader.lock:  # else a flush that starts would count twice
+            used = self._uploader.held_bytes + self._open.size
+        return self._context.log_settings.buffer_bytes - used
 
     def is_stored(self, sequence: int, key: bytes | None = None) -> bool:
         """Returns whether an earlier process stored this sequence under this producer's name.
