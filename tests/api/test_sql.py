@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import random
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -397,6 +399,22 @@ def test_a_deleted_topic_is_not_there(tmp_path: Path) -> None:
             rows(home, "select * from orders")
         with pytest.raises(NotFoundError):
             home.topic("orders")
+
+
+@pytest.mark.parametrize("when", ["setup", "query"])
+def test_an_interrupt_in_duckdb_is_raised_as_it_is(
+    home: Home, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB itself notices Ctrl-C late, and raises a RuntimeError instead."""
+    endless = "select max(range) from range(1000000000000)"
+    if when == "setup":
+        monkeypatch.setattr("tidelog.api.sql._SETUP", endless)
+    query = "select 1" if when == "setup" else endless
+    timer = threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        home.sql(query).read_all()
+    timer.join()
 
 
 def test_an_interrupt_in_a_scan_is_raised_as_it_is(

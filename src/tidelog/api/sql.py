@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -36,8 +36,11 @@ from tidelog.model.address import nearest
 from tidelog.model.archive import Archive
 from tidelog.model.event import check_utf8
 from tidelog.model.topic import Topic
+from tidelog.tasks import Pool
 
 __all__ = ["Allow", "SqlValues", "printable", "run_query"]
+
+T = TypeVar("T")
 
 SqlValues = Sequence[Any] | Mapping[str, Any] | None
 """Values for the ``?`` or ``$name`` of a query."""
@@ -65,6 +68,7 @@ _OWN_VIEW = re.compile(r"duckdb_|pg_|sqlite_|pragma_", re.IGNORECASE)
 _MISSING = re.compile(r"Table with name (\S+) does not exist")
 _BARE_OFFSET = re.compile(r"\nLINE .*(?<![\w.\"])offset\b", re.IGNORECASE)
 _FIELD_OF_BYTES = re.compile(r"Cannot extract field '(.+?)' from expression \"(key|value)\"")
+_INTERRUPT_S = 0.05
 _DUCKDB_ERRORS = (duckdb.Error, pa.ArrowException, OSError)  # its readers raise Arrow's
 
 
@@ -127,9 +131,10 @@ class _Session:
         settings = {**_SETTINGS, "temp_directory": folder}
         self.connection = duckdb.connect(":memory:", config=settings)
         self._scans = Scans()
+        self._thread = Pool(1, "tidelog-sql")
         self._names: list[str] = []  # of all topics and archives, for messages
         try:
-            self.connection.execute(_SETUP)
+            self._run(lambda: self.connection.execute(_SETUP))
             self._add_tables(context, query, allow)
         except BaseException:
             self.close()
@@ -176,7 +181,8 @@ class _Session:
 
     def start(self, query: str, values: SqlValues, batch_rows: int) -> pa.RecordBatchReader:
         """Returns DuckDB's own reader of the rows."""
-        with self._translated():
+
+        def begin() -> pa.RecordBatchReader:
             statements = self.connection.extract_statements(query)
             if len(statements) != 1:
                 raise InvalidError(f"sql: found {len(statements)} statements: give one")
@@ -187,15 +193,16 @@ class _Session:
             _check_types(relation)
             return relation.to_arrow_reader(batch_rows)
 
+        return self._run(begin)
+
     def batches(self, reader: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yields the rows, and then closes everything; also if the caller stops before."""
         try:
             while True:
-                with self._translated():
-                    try:
-                        batch = reader.read_next_batch()
-                    except StopIteration:
-                        return
+                try:
+                    batch = self._run(reader.read_next_batch)
+                except StopIteration:
+                    return
                 yield pa.record_batch(batch.columns, schema=schema)
         finally:
             self._scans.stop()
@@ -207,8 +214,26 @@ class _Session:
         """Closes the connection and deletes what it has on the disk."""
         self._scans.stop()
         self.connection.close()
+        self._thread.shutdown(wait=False)
         if self._remove_folder is not None:
             self._remove_folder()
+
+    def _run(self, call: Callable[[], T]) -> T:
+        """Returns what DuckDB returns, and stops it if a signal's handler raises meanwhile.
+
+        It works in a thread of its own: in the main thread it notices signals late or, while it
+        waits for its own threads, not at all, and it drops what their handlers raise.
+        """
+        work = self._thread.submit(call)
+        try:
+            with self._translated():
+                return work.result()
+        finally:
+            while not work.done():
+                self._scans.stop()
+                self.connection.interrupt()  # without effect until it has begun
+                with contextlib.suppress(Exception):
+                    work.result(_INTERRUPT_S)
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

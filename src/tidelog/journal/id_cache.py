@@ -51,6 +51,11 @@ class EventBlock(NamedTuple):
 class PartitionIds:
     """The ids of one partition. Thread-safe."""
 
+    _head: Head | None
+    _shelves: Shelves
+    _places: list[EventBlock]  # by the number of the owner
+    _apart: list[EventBlock]  # runs whose indexes are not cached
+
     def __init__(
         self, context: Context, topic: Topic, partition: int, pool: Executor | None, bytes_max: int
     ) -> None:
@@ -102,10 +107,8 @@ class PartitionIds:
         return [(at, _place(run, block)) for at, block in shelves.owners(wanted)]
 
     def _empty(self) -> None:
-        self._head: Head | None = None
-        self._shelves = Shelves()
-        self._places: list[EventBlock] = []  # by the number of the owner
-        self._apart: list[EventBlock] = []  # runs whose indexes are not cached
+        """Forgets all. One statement, so that a signal's handler cannot run in between."""
+        self._head, self._shelves, self._places, self._apart = None, Shelves(), [], []
 
     def _follow(self, head: Head) -> None:
         """Adds what is new, completely or not at all. The lock must be held."""
