@@ -95,11 +95,13 @@ def test_awaited_send_that_fails_raises(home: Home) -> None:
 def test_events_go_through_a_producer_and_a_consumer(home: Home) -> None:
     async def work() -> list[bytes | None]:
         async with aio.producer(home, "orders") as producer:
-            await asyncio.gather(*(producer.send(b"%d" % n, id=f"o-{n}") for n in range(20)))
+            sends = (producer.send(b"%d" % n, id=f"o-{n}", timestamp=n) for n in range(20))
+            await asyncio.gather(*sends)
             await producer.flush()
         found: list[bytes | None] = []
         async with aio.consumer(home, "orders", name="billing") as consumer:
             async for event in consumer:
+                assert event.timestamp == int(event.value or b"")
                 found.append(event.value)
                 if len(found) == 20:
                     break
@@ -182,13 +184,14 @@ def test_loop_runs_on_while_a_consumer_waits(home: Home) -> None:
 def test_json_goes_in_and_comes_out(home: Home) -> None:
     moment = datetime(2026, 11, 17, 12, tzinfo=UTC)
     with home.producer("orders") as producer:
-        producer.send_json({"amount": 12}, key=b"k", id="o-1")
+        producer.send_json({"amount": 12}, key=b"k", id="o-1", timestamp=moment, type="paid")
         producer.send(b"plain", id="o-2", timestamp=moment)
-        with pytest.raises(InvalidError, match="not valid JSON"):
+        with pytest.raises(InvalidError, match="cannot be encoded as JSON"):
             producer.send_json(object())
         producer.flush()
     until(lambda: home.get("orders", "o-1") is not None)
-    assert home.get("orders", "o-1").json() == {"amount": 12}
+    sent = home.get("orders", "o-1")
+    assert (sent.json(), sent.time, sent.type) == ({"amount": 12}, moment, "paid")
     plain = home.get("orders", "o-2")
     assert plain.time == moment
     with pytest.raises(InvalidError, match="not valid JSON"):

@@ -24,7 +24,8 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
-from typing import ParamSpec, Self, TypeVar
+from datetime import datetime
+from typing import Any, ParamSpec, Self, TypeVar
 
 from tidelog.api.browse import Tail
 from tidelog.errors import FencedError, InvalidError
@@ -123,23 +124,30 @@ class AsyncProducer:
         key: bytes | None = None,
         *,
         id: str | None = None,
+        timestamp: int | datetime | None = None,
         type: str | None = None,
-        headers: Iterable[tuple[str, bytes | None]] = (),
+        headers: Iterable[tuple[str, bytes | None]] | None = (),
     ) -> Position:
         """Returns the position of the event once it is durable.
 
         Start several with ``asyncio.gather`` to send them together.
         """
-        future = await self._calls.make(
-            self._producer.send, value, key, id=id, type=type, headers=headers
-        )
-        return await future
+        fields: Any = {"id": id, "timestamp": timestamp, "type": type, "headers": headers}
+        return await (await self._calls.make(self._producer.send, value, key, **fields))
 
     async def send_json(
-        self, value: object, key: bytes | None = None, *, id: str | None = None
+        self,
+        value: object,
+        key: bytes | None = None,
+        *,
+        id: str | None = None,
+        timestamp: int | datetime | None = None,
+        type: str | None = None,
+        headers: Iterable[tuple[str, bytes | None]] | None = (),
     ) -> Position:
         """Sends a value as JSON, and returns the position of the event once it is durable."""
-        return await (await self._calls.make(self._producer.send_json, value, key, id=id))
+        fields: Any = {"id": id, "timestamp": timestamp, "type": type, "headers": headers}
+        return await (await self._calls.make(self._producer.send_json, value, key, **fields))
 
     async def flush(self) -> None:
         """Returns once everything sent before is durable; raises if some of it failed."""

@@ -91,6 +91,10 @@ def test_consumers_and_pumps_are_recorded_with_their_author(home: Home) -> None:
     for _ in range(2):  # the second call finds the pump, and creates nothing
         pump = home.pumps.create("copy", source="topic:orders", topic="copies", who="anna")
     pump.delete(who="anna")
+    for _ in range(2):
+        stream = home.stream("topic:orders")
+        stream.run(len, name="count", batch=True, until_caught_up=True, who="anna")
+    home.pumps.get("count").delete(who="anna")
     assert recorded(home) == Counter(
         [
             ("cursor move", "consumer billing of orders/0", "to latest"),
@@ -98,6 +102,8 @@ def test_consumers_and_pumps_are_recorded_with_their_author(home: Home) -> None:
             ("topic create", "topic copies", ""),
             ("pump create", "pump copy", "into topic copies"),
             ("pump delete", "pump copy", ""),
+            ("stream create", "stream count", "of topic:orders"),
+            ("stream delete", "stream count", ""),
         ]
     )
 

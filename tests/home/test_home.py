@@ -48,7 +48,7 @@ def test_the_default_home_is_made_on_first_use_and_found_again(tmp_path: Path) -
 
 
 def test_any_other_home_needs_init(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="tidelog init"):
+    with pytest.raises(NotFoundError, match="run `tidelog --home elsewhere init`"):
         open_home("elsewhere", world=world(tmp_path))
     assert list(tmp_path.iterdir()) == []
     made, is_new = create_home(settings(tmp_path, "elsewhere"), world=world(tmp_path))

@@ -24,7 +24,7 @@ from tidelog.api.archive_runs import (
     send_statsd,
 )
 from tidelog.api.archive_view import ArchiveTables, record_archive_action
-from tidelog.api.pipelines import RunOptions, RunResult, driver_options, run_pipeline
+from tidelog.api.pipelines import RunOptions, RunResult, driver_options, run_pipeline, shown_address
 from tidelog.api.spark_workers import open_workers
 from tidelog.archive.archive import (
     ArchiveKind,
@@ -318,7 +318,7 @@ class ArchiveHandle(ErasableArchive):
         check_options(f"restore of archive `{self.name}`", options, RecordedRunOptions)
         wanted = RestoreOptions(self.reload().name, to, generation, partition)
         pipeline = open_restore(self._context, wanted, LocalWorkers(), options.get("rate"))
-        self._record("restore", _shown_sink(to), options.get("who", ""))
+        self._record("restore", f"to {shown_address(to)}", options.get("who", ""))
         workers = open_workers(pipeline.name, spark, options.get("spark_conf"))
         pipeline = dataclasses.replace(pipeline, workers=workers)
         return run_pipeline(self._context, pipeline, driver_options(options, wait=True))
@@ -570,12 +570,6 @@ _FORCED = "events that only it has may be lost"
 def _with_dead_share(archive: Archive, share: float | None) -> Archive:
     """Returns an archive that tolerates another share of dead letters in this run."""
     return archive if share is None else msgspec.structs.replace(archive, dead_share_max=share)
-
-
-def _shown_sink(to: str) -> str:
-    """Returns where a restore goes, for the audit: an address may hold a secret."""
-    scheme, _, _ = to.partition(":")
-    return f"to {to}" if scheme == "topic" else f"to {scheme}:"
 
 
 def _is_own_damage(context: Context, archive: Archive, error: CorruptError) -> bool:

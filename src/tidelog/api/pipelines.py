@@ -65,6 +65,7 @@ __all__ = [
     "StreamOptions",
     "driver_options",
     "run_pipeline",
+    "shown_address",
 ]
 
 
@@ -131,6 +132,12 @@ def driver_options(
     how.on_cycle = options.get("on_cycle", how.on_cycle)
     how.on_outage = options.get("on_outage", how.on_outage)
     return how
+
+
+def shown_address(url: str) -> str:
+    """Returns an address as the audit keeps it: one outside the home may contain a secret."""
+    scheme, _, _ = url.partition(":")
+    return url if scheme in ("topic", "archive") else f"{scheme}:"
 
 
 def run_pipeline(
@@ -391,7 +398,8 @@ class PumpHandle:
         >>> home.pumps.list()
         []
         """
-        record_action(self._context, "pump delete", f"pump {self.name}", who=who)
+        kind = "stream" if self.is_stream else "restore" if self.is_restore else "pump"
+        record_action(self._context, f"{kind} delete", f"{kind} {self.name}", who=who)
         delete_pipeline(self._context, self.name, self.info.incarnation)
 
 
@@ -416,6 +424,7 @@ class StreamOptions(HandlerSettings, total=False):
     accept_loss: bool  # go on where the source has lost events, and record it
     take_over: bool  # stop the processes that run the stream, without waiting for their end
     on_outage: Callable[[TidelogError, float], None]  # the source is away; seconds until a retry
+    who: str  # for the audit, if the stream is new; default: user@host
 
 
 class Stream:
@@ -438,7 +447,7 @@ class Stream:
         partitions. Events of a source partition come in order. Runs until ``stop`` is set, or
         with ``until_caught_up`` until everything there was handled. :class:`HandlerOptions`
         explains ``on_error``, ``retries``, ``types``, ``lag_ms`` and the others. A handler that
-        fails after its ``retries`` ends the run with its error.
+        fails after its ``retries`` ends the run with its error. The audit records a new stream.
 
         >>> home.stream("topic:orders").run(len, name="count", batch=True, until_caught_up=True)
         3
@@ -449,7 +458,12 @@ class Stream:
         to = dead_letter_to(self._append, letters, name) if letters else None
         how = HandlerOptions(dead_letter=to, **cast(HandlerSettings, settings))
         workers = HandlerWorkers(self._context, handler, how)
-        pipeline = open_stream(self._context, name, self.source, workers)
+
+        def record() -> None:
+            note, who = f"of {shown_address(self.source)}", options.get("who", "")
+            record_action(self._context, "stream create", f"stream {name}", note, who)
+
+        pipeline = open_stream(self._context, name, self.source, workers, record)
         driver = DriverOptions(
             follow=not how.until_caught_up,
             policy=FilePolicy(max_bytes=1),  # everything is due at once

@@ -141,7 +141,7 @@ def _load(name: str) -> click.Command:
     type=utf8,
     help="The home to work on: a folder, a tidelog.toml, or a config string "
     "(tidelog:?store=…&catalog=…). Default: TIDELOG_HOME, else what tidelog.toml or "
-    "TIDELOG_STORE and TIDELOG_CATALOG say, else ./tidelog-data, made on first use.",
+    "TIDELOG_STORE and TIDELOG_CATALOG say, else ./tidelog-data, created on first use.",
 )
 @click.version_option(__version__, "-V", "--version", prog_name="tidelog")
 @click.pass_context
@@ -150,10 +150,10 @@ def cli(context: click.Context, home_text: str | None) -> None:
 
     \b
     Examples:
-      tidelog topic create orders             in ./tidelog-data, made on first use
+      tidelog topic create orders             in ./tidelog-data, created on first use
       tidelog produce orders orders.txt       append the lines of a file
-      tidelog consume orders --name billing   read them, and remember how far
-      tidelog --home ./elsewhere init         make a home in another folder
+      tidelog consume orders --name billing   read them, and remember the position
+      tidelog --home ./elsewhere init         create a home in another folder
       tidelog demo                            see it work, in a folder of its own
     """
     context.obj = home_text
@@ -193,6 +193,8 @@ def main() -> None:
 def _usage(error: click.ClickException) -> TidelogError:
     """What click has to say, in the words and shape of all other errors."""
     message = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption) and error.option_name[1:2].isdigit():
+        message += ": put `--` before a time that begins with a dash, such as `-- -1h`"
     context = getattr(error, "ctx", None)
     hint = f": see `{context.command_path} --help`" if context is not None else ""
     return InvalidError(f"{message}{hint}")

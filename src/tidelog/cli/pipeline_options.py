@@ -185,7 +185,7 @@ class DriverWatch:
         self._share = -1  # source partitions that it has; -1: not known yet
         self._is_away = False  # the source, as far as is known
         self.dead = 0  # events that no topic or archive accepts
-        self.left_out = 0  # events that were erased from the target before they came there
+        self.left_out = 0  # events that were erased from the target before they arrived
 
     def __enter__(self) -> DriverWatch:
         self._interruption.__enter__()

@@ -35,6 +35,7 @@ __all__ = [
     "JournalFile",
     "RowGroup",
     "encode_journal",
+    "groups_expected",
     "read_sources",
 ]
 
@@ -144,6 +145,11 @@ def encode_journal(
         ids_end=ids_end if has_ids else 0,
         journal=Journal(ids_end, crc32c.crc32c(memoryview(data)[ids_end:]), events, applied),
     )
+
+
+def groups_expected(events: int, raw_bytes: int) -> int:
+    """Returns about how many row groups a journal of this size has, at least one."""
+    return 1 + max(events // _GROUP_ROWS, raw_bytes // _GROUP_BYTES)
 
 
 def read_sources(fetch: Fetch, size: int, what: str) -> list[JournalOrigin]:

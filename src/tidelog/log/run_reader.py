@@ -52,6 +52,7 @@ __all__ = [
     "joined",
     "pending",
     "read_run",
+    "row_groups",
 ]
 
 _ROWS_MAX = 20_000  # amendments in memory at a time
@@ -376,6 +377,15 @@ def read_run(
         part = rows.slice(start, end)
         if part.base < part.end:
             yield from apply(part, found, store)
+
+
+def row_groups(store: Store, run: Run, what: str) -> tuple[RowGroup, ...]:
+    """Returns the row groups of a journal, from its footer. Raises as ``read_run`` does."""
+
+    def read(again: bool) -> tuple[RowGroup, ...]:
+        return JournalFile(partial(store.get, run.object), run, what).groups
+
+    return reread(store, run.object, read)
 
 
 def in_turn(

@@ -88,11 +88,18 @@ def is_stream(named: NamedPipeline) -> bool:
     return named.sink == _SINK
 
 
-def open_stream(context: Context, name: str, source: str, workers: HandlerWorkers) -> Pipeline:
+def open_stream(
+    context: Context,
+    name: str,
+    source: str,
+    workers: HandlerWorkers,
+    record: Callable[[], None] = lambda: None,
+) -> Pipeline:
     """Opens the pipeline of a stream, and creates it if it is new.
 
-    Raises ``NotFoundError`` if the source does not exist. Raises ``InvalidError`` if the name
-    belongs to a pump, or to a stream of another source or of another home.
+    ``record`` is called before a new one is created. Raises ``NotFoundError`` if the source does
+    not exist. Raises ``InvalidError`` if the name belongs to a pump, or to a stream of another
+    source or of another home.
     """
     refuse_moving_start(source, f"stream `{name}`")
     refuse_archive_folder(context, source, f"stream `{name}`")
@@ -108,7 +115,7 @@ def open_stream(context: Context, name: str, source: str, workers: HandlerWorker
         created_ms=context.clock.now_ms(),
         home=context.home_id,
     )
-    named = ensure_pipeline(context, made)
+    named = ensure_pipeline(context, made, record)
     if (named.source, named.sink) != (made.source, made.sink):
         what = f"a stream of `{named.source}`" if is_stream(named) else "a pump"
         raise InvalidError(

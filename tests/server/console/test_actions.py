@@ -90,7 +90,7 @@ def test_folders_are_marked_and_a_table_is_kept_up_to_date(
     said = do(browser, "finalize", delay="0s")
     assert "date folders will have a _SUCCESS file" in said
     assert archive.reload().watermark_ms is None, "not yet"
-    eventually(lambda: browser.get("/console/jobs"), "date folders marked, final up to")
+    eventually(lambda: browser.get("/console/jobs"), "date folders marked, complete up to")
     assert archive.reload().watermark_ms is not None
     assert "Creates table delta" in do(browser, "register")
     eventually(lambda: browser.get("/console/jobs"), "delta: 10 files with 10 events added")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tidelog import Event, Home, NotFoundError
 from tidelog.home import create_home
-from tidelog.log import status as log_status
+from tidelog.log import timeline
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.partition_reader import Reader
-from tidelog.log.status import Timelines
+from tidelog.log.timeline import Timelines
 from tidelog.server.console import sampler as sampling
 from tidelog.server.console.format import Series, line_chart
 from tidelog.server.console.sampler import Sampler
@@ -167,7 +167,7 @@ def test_a_timeline_spreads_runs_where_there_are_too_many_events(
     spread(home, 8, 250, 100)
     exact = Timelines(home.context).histogram(home.topic("t"), None, None)
     assert exact.is_exact
-    monkeypatch.setattr(log_status, "_EXACT_EVENTS", 10)
+    monkeypatch.setattr(timeline, "_EXACT_EVENTS", 10)
     about = Timelines(home.context).histogram(home.topic("t"), None, None)
     assert not about.is_exact
     assert abs(sum(about.counts) - sum(exact.counts)) <= len(about.counts)
@@ -183,6 +183,27 @@ def test_a_timeline_spreads_runs_where_there_are_too_many_events(
     assert 295 <= sum(inside.counts) <= 305
 
 
+def test_a_compiled_topic_keeps_the_shape_of_its_timeline(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.create_topic("t", 2)
+    busy = [Event(b"x" * 100, timestamp=START_MS + number) for number in range(2_000)]
+    quiet = [Event(b"x" * 100, timestamp=START_MS + number * 1_000) for number in range(2, 100)]
+    for events in (busy, quiet):
+        home.append("t", events, partition=0)
+    before = Timelines(home.context).histogram(home.topic("t"), None, None)
+    monkeypatch.setattr("tidelog.codec.journal_file._GROUP_ROWS", 100)
+    home.compile("t")
+    monkeypatch.setattr(timeline, "_EXACT_BYTES", 8 * 2_098)  # the times, but not the values
+    exact = Timelines(home.context).histogram(home.topic("t"), None, None)
+    assert (exact.is_exact, exact.counts) == (True, before.counts)
+    monkeypatch.setattr(timeline, "_EXACT_EVENTS", 10)
+    about = Timelines(home.context).histogram(home.topic("t"), None, None)
+    assert not about.is_exact
+    pairs = zip(before.counts, about.counts, strict=True)
+    assert max(abs(one - other) for one, other in pairs) <= 100  # a row group
+
+
 def raw_bytes(home: Home) -> int:
     topic = home.topic("t")
     readers = [Reader(home.context, topic, partition) for partition in range(topic.partitions)]
@@ -193,7 +214,7 @@ def test_a_timeline_of_many_runs_is_read_in_portions(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spread(home, 12, 5, 1000)
-    monkeypatch.setattr(log_status, "_ROWS_MAX", 1)
+    monkeypatch.setattr(timeline, "_ROWS_MAX", 1)
     monkeypatch.setattr("tidelog.log.partition_reader._RUNS_AT_ONCE", 2)
     timelines, looks = Timelines(home.context), 0
     while not (found := timelines.histogram(home.topic("t"), None, None)).is_whole:
@@ -214,13 +235,13 @@ def test_a_timeline_follows_appends_and_trims(home: Home) -> None:
     found = timelines.histogram(topic, None, None)
     assert sum(found.counts) == 11
     wide = timelines.histogram(topic, 0, 253_402_300_799_999)
-    assert len(wide.counts) <= log_status.BARS_MAX
+    assert len(wide.counts) <= timeline.BARS_MAX
     assert sum(wide.counts) == 11
 
 
 @given(st.integers(0, 10**13), st.integers(1, 10**13))
 def test_bars_cover_their_range(start: int, length: int) -> None:
-    begin, width, bars = log_status._grid(start, start + length)
+    begin, width, bars = timeline._grid(start, start + length)
     assert begin <= start < begin + width
     assert begin + width * bars >= start + length
-    assert bars <= log_status.BARS_MAX
+    assert bars <= timeline.BARS_MAX

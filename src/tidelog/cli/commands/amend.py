@@ -100,8 +100,8 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
     """Replace the value of an event.
 
     Reads the new value from a file or from standard input. The event keeps its position, time, key,
-    type and headers. Every reader that begins after this sees the new value. Archived files keep
-    the old one, unless you pass --archives. If that is killed, give the same command again.
+    type and headers. Reads that start after this return the new value. Archived files keep the old
+    one, unless you pass --archives. If that is killed, run the same command again.
 
     \b
     Examples:
@@ -154,8 +154,8 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
 def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
     """Delete events by id or by key.
 
-    Readers that begin after this no longer see the events. Their bytes are erased by the next
-    compile and sweep. With --prove they are erased now, from the topic and from its archives, and
+    Reads that start after this skip the events. Their bytes are erased by the next compile and
+    sweep. With --prove they are erased now, from the topic and from its archives, and
     then every object that could hold them is searched. Events that the topic has trimmed are erased
     from its archives too: the scribe, or --prove, writes their files again.
 

@@ -129,8 +129,22 @@ _SECONDS = click.FloatRange(min=0)
     metavar="S",
     help="How long an event may wait. [default: twice the archive's --max-age plus five minutes]",
 )
-@click.option("--max-intent-age", type=_SECONDS, default=900, show_default=True, metavar="S")
-@click.option("--max-dead", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
+@click.option(
+    "--max-intent-age",
+    type=_SECONDS,
+    default=900,
+    show_default=True,
+    metavar="S",
+    help="How long a range may be in progress.",
+)
+@click.option(
+    "--max-dead",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="The number of dead letters to tolerate.",
+)
 @click.option(
     "--since",
     default="1d",

@@ -49,7 +49,7 @@ def list_all(home_text: str | None, output: Output, /, prometheus: bool) -> None
     """List pumps, streams and restores.
 
     The state is `failing` while a driver cannot read its source, or a part of it: `tidelog pipeline
-    show` says why. left_out counts events that were erased from the target before they came there.
+    show` says why. left_out counts events that were erased from the target before they arrived.
 
     \b
     Examples:
@@ -72,7 +72,8 @@ def list_all(home_text: str | None, output: Output, /, prometheus: bool) -> None
 def show(home_text: str | None, output: Output, /, name: str) -> None:
     """Show the position of a pipeline in each partition, and why it fails there.
 
-    The state of a source partition is `ended` after --accept-loss, if its source was made again.
+    The state of a source partition is `ended` after --accept-loss, if its source was deleted
+    and created again.
 
     \b
     Examples:
@@ -223,7 +224,12 @@ def _time(committed_ms: int | None) -> str | None:
     help="With --follow, how long an event may wait.",
 )
 @click.option(
-    "--max-bytes", type=int, default=defaults.PUMP_BATCH_BYTES, show_default=True, metavar="B"
+    "--max-bytes",
+    type=int,
+    default=defaults.PUMP_BATCH_BYTES,
+    show_default=True,
+    metavar="B",
+    help="Write to the topic when this many bytes wait.",
 )
 @click.option(
     "--accept-loss",

@@ -48,7 +48,7 @@ _ERROR_MAX = 100  # characters of an error in the table; the whole line is above
     "--host", default=defaults.SERVE_HOST, show_default=True, help="The address to listen on."
 )
 @click.option(
-    "--port", type=int, help=f"The port; 0 for one that is free. Default: {defaults.SERVE_PORT}."
+    "--port", type=int, help=f"The port; 0 picks a free one. [default: {defaults.SERVE_PORT}]"
 )
 @spark_options
 @click.option("--for", "duration", metavar="D", help="Stop after this long, such as 30s or 5m.")

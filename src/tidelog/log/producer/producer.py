@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from datetime import datetime
 from types import TracebackType
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -130,7 +130,7 @@ class Producer:
         key: bytes | None = None,
         *,
         id: str | None = None,
-        timestamp: Any = None,
+        timestamp: int | datetime | None = None,
         type: str | None = None,
         headers: Iterable[tuple[str, bytes | None]] | None = (),
         sequence: int | None = None,
@@ -190,7 +190,14 @@ class Producer:
             return self._enter(value, time_ms, fields, size)
 
     def send_json(
-        self, value: object, key: bytes | None = None, *, id: str | None = None
+        self,
+        value: object,
+        key: bytes | None = None,
+        *,
+        id: str | None = None,
+        timestamp: int | datetime | None = None,
+        type: str | None = None,
+        headers: Iterable[tuple[str, bytes | None]] | None = (),
     ) -> SendFuture:
         """Sends a value as JSON: what :mod:`json` takes, and dataclasses, dates and UUIDs.
 
@@ -200,8 +207,8 @@ class Producer:
         try:
             encoded = msgspec.json.encode(value)
         except (TypeError, ValueError, RecursionError) as exc:
-            raise InvalidError(f"event: its value is not valid JSON: {exc}") from exc
-        return self.send(encoded, key, id=id)
+            raise InvalidError(f"event: its value cannot be encoded as JSON: {exc}") from exc
+        return self.send(encoded, key, id=id, timestamp=timestamp, type=type, headers=headers)
 
     def append(
         self,

@@ -484,7 +484,7 @@ def _finalize(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     if done.watermark_ms is None:
         return "no date folder is complete yet"
     marked = counted(len(done.notices), "date folder")
-    return f"{marked} marked, final up to {to_iso(done.watermark_ms)}"
+    return f"{marked} marked, complete up to {to_iso(done.watermark_ms)}"
 
 
 def _register(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:

@@ -339,8 +339,8 @@ class Console:
         topic = path.get("topic") if place.right in _OF_TOPIC else None
         if place.right is not None and not session.may(place.right, topic):
             raise ForbiddenError(
-                f"console: this token may not change this: log in with one that was made with "
-                f"--read and --{place.right}"
+                f"console: this token may not change this: log in with one created with --read and "
+                f"--{place.right}"
             )
         query = dict(Request(scope).query_params)
         visit = Visit(path, query, form, session, self._clock.now_ms(), _address(scope))

@@ -20,7 +20,7 @@ from tidelog.api.consumers import ConsumerHandle
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
 from tidelog.log.consumer.move import CursorMove
-from tidelog.log.status import Timelines
+from tidelog.log.timeline import Timelines
 from tidelog.model.event import to_iso
 from tidelog.model.playback import Pin
 from tidelog.model.times import moment_ms

@@ -240,7 +240,7 @@ class Gate:
             name = f" {topic[:80]}" if topic and topic != SOME_TOPIC else ""
             raise ForbiddenError(
                 f"token `{token.id}`: has no scope `{right}` for{where or ' any topic'}: use one "
-                f"that was made with `--{right}{name}`",
+                f"created with `--{right}{name}`",
                 token=token.id,
             )
         self._uses[token.id] = now_ms
