@@ -102,7 +102,10 @@ def test_status_of_one_and_of_all(tidelog: Run) -> None:
     ]
     assert rows == tidelog("archive", "status", "--all", "--json").rows() or rows[0]["lag_s"] >= 0
     people = tidelog("archive", "status", "daily").out.decode()
-    assert "daily: generation 1, 3 events, 2 files, 0 dead letters, 1 behind, watermark -" in people
+    assert (
+        "daily: generation 1, 3 events read, 2 files, 0 dead letters, 1 behind, watermark -"
+        in people
+    )
     assert tidelog("archive", "status").code == 2
     assert tidelog("archive", "status", "daily", "--all").code == 2
     assert tidelog("archive", "status", "daily", "--check", "--prometheus").code == 2

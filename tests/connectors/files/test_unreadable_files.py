@@ -143,11 +143,11 @@ def test_archive_continues_beside_a_bad_name_and_its_status_shows_it(
     status = tidelog("archive", "status", "a")
     shown = status.out.decode() + status.err
     assert "in/b%FFd.txt: fails since" in shown
-    assert "a: generation 1, 2 events, 2 files" in shown
+    assert "a: generation 1, 2 events read, 2 files" in shown
 
     os.rename(bad, os.fsencode(tmp_path / "in" / "b-d.txt"))
     assert tidelog("archive", "run", "a", "--no-spark").code == 0
-    assert "3 events, 3 files" in tidelog("archive", "status", "a").out.decode() + status.err
+    assert "3 events read, 3 files" in tidelog("archive", "status", "a").out.decode() + status.err
 
 
 @pytest.fixture

@@ -390,7 +390,7 @@ def _show(output: Output, found: ArchiveStatus) -> None:
     if found.archive.ended is not None:
         driver += f"; ended at {to_iso(found.archive.ended.at_ms)}"
     output.say(
-        f"{found.archive.name}: generation {found.generation}, {counted(events, 'event')}, "
+        f"{found.archive.name}: generation {found.generation}, {counted(events, 'event')} read, "
         f"{counted(files, 'file')}, {counted(dead, 'dead letter')}, {behind} behind, "
         f"watermark {_watermark(found) or '-'}, drivers: {driver}"
     )
