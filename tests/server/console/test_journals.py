@@ -115,8 +115,8 @@ def test_events_are_erased_by_ids_with_blanks_in_them(served: Served, browser: B
     assert "3 ids" in text_of(asked.text)
     begun = browser.send(asked.text, ERASE)
     said = eventually(lambda: browser.get(begun.headers["location"]), "Nothing is left, but")
-    assert "1 ids were not there" in text_of(said)
-    assert "something was never deleted here" in text_of(said)
+    assert "1 id not found" in text_of(said)
+    assert "was never deleted here" in text_of(said)
     assert len([e for p in range(2) for e in served.home.read("people", p)]) == 37
 
 

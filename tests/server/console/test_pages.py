@@ -51,7 +51,7 @@ def eventually(page: Callable[[], str], *wanted: str) -> str:
 
 
 def test_the_overview_tells_of_all(browser: Browser) -> None:
-    page = eventually(lambda: browser.get("/"), "300 events", "of 1 consumers", "of all topics")
+    page = eventually(lambda: browser.get("/"), "300 events", "of 1 consumer", "of all topics")
     said = text_of(page)
     assert "consumer billing of orders : 250 events wait, and no member is alive" in said
     assert "<code>billing</code>" in page

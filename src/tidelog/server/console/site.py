@@ -98,7 +98,7 @@ class Templates:
         )
         for name in ("duration", "number", "one_line", "rate", "short", "size", "visible", "when"):
             self._templates.filters[name] = getattr(showing, name)
-        for name in ("json_markup", "message", "process"):
+        for name in ("counted", "json_markup", "message", "process"):
             self._templates.filters[name] = getattr(showing, name)
         self._templates.filters["ago"] = showing.ago
         self._templates.globals["url"] = showing.url
