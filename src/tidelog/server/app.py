@@ -7,7 +7,6 @@ operations. Each request is counted, and each error has one shape.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -181,7 +180,7 @@ class ServerApp:
         self._docs = functools.cache(self._console.docs)  # the same
         self._routes: list[tuple[WholeRoute, Operation, Handler | None]] = []
         self._watch: PartitionWatch | None = None
-        self._ticking: asyncio.Task[None] | None = None
+        self._repeated: list[asyncio.Task[None]] = []
         self._is_stopping = False
 
     async def start(self) -> None:
@@ -189,7 +188,7 @@ class ServerApp:
         self._watch = PartitionWatch(self._home.context, self.metrics)
         parts = (self._home, self._threads, self._watch, self.metrics, self.gate.check)
         reads, tails = Reads(*parts), Tails(*parts)
-        ids = ByIdHandlers(self._home, self._threads, self.metrics, self._bodies)
+        ids = ByIdHandlers(self._home, self._threads, self.metrics, self._bodies, self.gate.check)
         handlers: dict[str, Handler] = {
             "topics": reads.topics,
             "topic": reads.topic,
@@ -201,7 +200,7 @@ class ServerApp:
             "update": ids.update,
             "delete": ids.delete,
             "journals": ids.journals,
-            "sql": SqlHandlers(self._sql, self._threads, self._bodies).sql,
+            "sql": SqlHandlers(self._sql, self._threads, self._bodies, self.gate.check).sql,
             "metrics": self._show_metrics,
             "health": self._health.alive,
             "ready": self._health.ready,
@@ -224,7 +223,7 @@ class ServerApp:
         await self._threads.run(self._check_guard)
         await self._threads.run(self._forwards.connect)
         self._console.start(tails)
-        self._ticking = asyncio.create_task(self._tick())
+        self._repeat()
 
     def _check_guard(self) -> None:
         """Stays closed if the store knows a token that the catalog lost; else updates the store."""
@@ -247,10 +246,9 @@ class ServerApp:
     async def stop(self) -> None:
         """Flushes what is buffered and releases threads. Call it after the last request."""
         self.stop_waiting()
-        if self._ticking is not None:
-            self._ticking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._ticking
+        for each in self._repeated:
+            each.cancel()
+        await asyncio.gather(*self._repeated, return_exceptions=True)
         loop = asyncio.get_running_loop()
         in_thread = functools.partial(loop.run_in_executor, None)
 
@@ -394,6 +392,7 @@ class ServerApp:
                 bytes_max = self._options.body_bytes_max
                 body = await self._threads.run(inflate, headers, body, bytes_max)
                 buffer.charge(len(body))
+            self.gate.check(admission)  # the body may have taken long
             if self._forwards.get(topic) is not None:
                 count = await self._forwards.append(topic, headers, body, buffer.charge)
                 answered = self._forwards.answer(topic, count)
@@ -429,6 +428,7 @@ class ServerApp:
             check_conditions(headers)
         response = await handler(request)
         if operation.right == "read":  # only now, as a topic that is not there is not read
+            self.gate.check(admission)  # it may have taken long, as a query does
             self._usage.read(scope[WHO], operation.name, topic or "")
         await response(scope, receive, send)
         return response.status_code
@@ -452,24 +452,38 @@ class ServerApp:
         body = await self._threads.run(self._docs)
         return Response(body, headers=PAGE_HEADERS, media_type="text/html")
 
-    async def _tick(self) -> None:
-        """Refreshes tokens, stores their use, and ends waits of appends, again and again."""
-        read_s = stored_s = self._now_s()
+    def _repeat(self) -> None:
+        """Starts what is done again and again. None of it waits for another: each may take long."""
+        jobs: list[tuple[str, Callable[[], float], Callable[[], Awaitable[None]]]] = [
+            ("appends", lambda: 0.0, self._time_out),
+            ("tokens", lambda: REFRESH_S, self.gate.refresh),  # those that are known stay so
+            ("usage", lambda: USAGE_S, self._store_usage),  # of one minute is lost, at worst
+        ]
+        if self.certificate is not None:
+            jobs.append(("certificate", lambda: REFRESH_S, self._refresh_certificate))
+        self._repeated = [asyncio.create_task(self._run_every(*job)) for job in jobs]
+
+    async def _run_every(
+        self, what: str, period_s: Callable[[], float], run: Callable[[], Awaitable[None]]
+    ) -> None:
+        ran_s = self._now_s()
         while True:
             await asyncio.sleep(_TICK_S)
-            for topic in self._topics.all():
-                topic.time_out(limits.ANSWER_S)
-            if self._now_s() - read_s >= REFRESH_S:
-                read_s = self._now_s()
-                if self.certificate is not None:
-                    with contained("certificate", self._error_log.add):  # the old one stays
-                        await self._threads.run(self.certificate.refresh)
-                with contained("tokens", self._error_log.add):  # those that are known stay so
-                    await self.gate.refresh()
-            if self._now_s() - stored_s >= USAGE_S:
-                stored_s = self._now_s()
-                with contained("usage", self._error_log.add):  # of one minute, at worst
-                    await self._threads.run(self._usage.store, *self._take_usage())
+            if self._now_s() - ran_s >= period_s():
+                ran_s = self._now_s()
+                with contained(what, self._error_log.add):
+                    await run()
+
+    async def _time_out(self) -> None:
+        for topic in self._topics.all():
+            topic.time_out(limits.ANSWER_S)
+
+    async def _store_usage(self) -> None:
+        await self._threads.run(self._usage.store, *self._take_usage())
+
+    async def _refresh_certificate(self) -> None:
+        if self.certificate is not None:  # in a thread of its own; if it fails, the old one stays
+            await asyncio.get_running_loop().run_in_executor(None, self.certificate.refresh)
 
     def _buffered(self) -> list[tuple[str, int]]:
         size = self._home.context.log_settings.buffer_bytes

@@ -204,8 +204,11 @@ def test_whole_requests_are_answered_though_the_client_sends_no_more(served: Ser
     assert b"error" not in ask(served.address, waits, half_close=True)  # it ends
 
 
+BAD_CHUNK = POST + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\nZZ\r\n"
+
+
 @pytest.mark.parametrize(
-    "last", [b"GARBAGE\r\n\r\n", GET[:-2], POST + b"content-length: 9\r\n\r\nab"]
+    "last", [b"GARBAGE\r\n\r\n", GET[:-2], POST + b"content-length: 9\r\n\r\nab", BAD_CHUNK]
 )
 def test_requests_before_a_bad_one_are_answered_though_the_client_sends_no_more(
     served: Served, last: bytes
@@ -220,6 +223,24 @@ def test_requests_before_a_bad_one_are_answered_though_the_client_sends_no_more(
             found += piece
     assert found.count(b"HTTP/1.1 201") == len(ways), found
     assert served.values() == [body for _, body in ways]
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(
+    ("last", "refusal"), [(BAD_CHUNK, 400), (POST + b"content-length: 9\r\n\r\nab", 408)]
+)
+def test_a_bad_body_is_refused_after_the_answers_before_it(
+    served: Served, last: bytes, refusal: int
+) -> None:
+    waits = GET.replace(b"/healthz", b"/topics/t/partitions/0/events?wait=1") + b"\r\n"
+    with socket.create_connection(served.address, timeout=30) as raw:
+        raw.sendall(waits + GET + b"\r\n" + last)
+        found = b""
+        while piece := raw.recv(65_536):
+            found += piece
+    statuses = [int(each[:3]) for each in found.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [200, 200, refusal], "in the order of the requests"
+    assert served.values() == []
 
 
 @pytest.mark.parametrize("size", [1, 300_000])

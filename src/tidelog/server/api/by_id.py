@@ -7,6 +7,7 @@ tokens, the address that asks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -63,8 +64,14 @@ class ByIdHandlers:
     """Handlers of requests that name an id, or ask for journals."""
 
     def __init__(
-        self, home: Home, threads: ServerThreads, metrics: Metrics, bodies: Bodies
+        self,
+        home: Home,
+        threads: ServerThreads,
+        metrics: Metrics,
+        bodies: Bodies,
+        check: Callable[[Admission], None],
     ) -> None:
+        self._check = check  # whether what let a request in still does
         self._home = home
         self._threads = threads
         self._metrics = metrics
@@ -83,7 +90,8 @@ class ByIdHandlers:
         check_parameters(request, ("why",))
         topic, event_id = _named(request)
         headers = headers_of(request.scope["headers"])
-        with self._bodies.buffer(request.scope[ADMISSION].client) as buffer:
+        admission: Admission = request.scope[ADMISSION]
+        with self._bodies.buffer(admission.client) as buffer:
             value = await buffer.read(request.receive, headers)
             bytes_max = self._home.context.log_settings.event_bytes_max
             if is_encoded(headers):
@@ -97,7 +105,12 @@ class ByIdHandlers:
                     bytes_max=bytes_max,
                 )
             why, who = request.query_params.get("why", ""), request.scope[WHO]
-            await self._threads.run(self._home.update, topic, event_id, value, why=why, who=who)
+
+            def update() -> None:
+                self._check(admission)  # the body, or the turn at a thread, may have taken long
+                self._home.update(topic, event_id, value, why=why, who=who)
+
+            await self._threads.run(update)
         return _json({"topic": topic, "id": event_id, "bytes": len(value)})
 
     async def delete(self, request: Request) -> Response:
@@ -105,7 +118,13 @@ class ByIdHandlers:
         check_parameters(request, ("why",))
         topic, event_id = _named(request)
         why, who = request.query_params.get("why", ""), request.scope[WHO]
-        done = await self._threads.run(self._erase, topic, event_id, why, who)
+        admission: Admission = request.scope[ADMISSION]
+
+        def erase() -> DeleteResult:
+            self._check(admission)  # the turn at a thread may have taken long
+            return self._erase(topic, event_id, why, who)
+
+        done = await self._threads.run(erase)
         return _json({"topic": topic, "id": event_id, "deleted": done.events + done.archived})
 
     def _erase(self, topic: str, event_id: str, why: str, who: str) -> DeleteResult:

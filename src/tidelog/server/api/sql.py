@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import subprocess
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -145,7 +145,14 @@ class SqlRunner:
 class SqlHandlers:
     """Answers ``POST /sql``."""
 
-    def __init__(self, runner: SqlRunner, threads: ServerThreads, bodies: Bodies) -> None:
+    def __init__(
+        self,
+        runner: SqlRunner,
+        threads: ServerThreads,
+        bodies: Bodies,
+        check: Callable[[Admission], None],
+    ) -> None:
+        self._check = check  # whether what let a request in still does
         self._runner = runner
         self._threads = threads
         self._bodies = bodies
@@ -164,6 +171,7 @@ class SqlHandlers:
             body = await buffer.read(request.receive, headers)
             if is_encoded(headers):
                 body = await self._threads.run(inflate, headers, body, limits.SQL_BODY_BYTES_MAX)
+        self._check(admission)  # the body may have taken long
         asked = _asked(body)
         end = QueryEnd()
         work = self._threads.run(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -53,7 +53,7 @@ from tidelog.server.console.session import (
     cookie_of,
 )
 from tidelog.server.console.topics import ConsumerPages, TopicPages
-from tidelog.server.http.auth import ADMISSION, Gate
+from tidelog.server.http.auth import ADMISSION, Admission, Gate
 from tidelog.server.http.errors import (
     DisconnectedError,
     ForbiddenError,
@@ -344,10 +344,18 @@ class Console:
             )
         query = dict(Request(scope).query_params)
         visit = Visit(path, query, form, session, self._clock.now_ms(), _address(scope))
-        work = self._threads.run(self._handlers[place.name], visit)
+        admission: Admission = scope[ADMISSION]
+
+        def act() -> Answer:
+            self._gate.check(admission)  # the form, or the turn at a thread, may have taken long
+            return self._handlers[place.name](visit)
+
+        work: Awaitable[Answer] = self._threads.run(act)
         if place.name == "query":
-            return await end_with_client(receive, visit.query_end, work)
+            work = end_with_client(receive, visit.query_end, work)
         answer = await work
+        if place.right == "read":
+            self._gate.check(admission)  # it may have taken long, as a query does
         if place.name in ("create", "revoke"):
             await self._gate.refresh()  # what was made works at once, what was revoked does not
         return answer

@@ -155,7 +155,7 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_ending and is_last:
             self.transport.close()
-        elif self._late is not None and not self._is_busy():
+        elif self._late is not None and is_last:
             self._refuse(*self._late)
         elif self._waiting:
             self._parse_waiting()
@@ -340,7 +340,9 @@ class Connection(HttpToolsProtocol):
         if self._refused or self.transport.is_closing():
             return
         busy = self._is_busy()
-        if busy and self._in_head:  # of a later request: those before are answered first
+        if busy and (self._in_head or self.pipeline):  # a later request than the one at work
+            if not self._in_head:
+                self.pipeline.popleft()  # it has no body, so it is not run
             self._late = self._late or (status, kind, message)
             self._relax()
             return

@@ -1,0 +1,184 @@
+"""Requests that are under way when their token is revoked, and what servers do again and again."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+
+from tests.support.serving import Served, error, read_answer, serving, status
+from tests.support.visits import Browser, forms_of
+from tests.support.waiting import until
+from tidelog import Event, Home, UnavailableError
+from tidelog.coordination.tokens import create_token, list_tokens, revoke_token
+from tidelog.model.token import Token
+from tidelog.server.app import OPERATIONS
+from tidelog.server.console.site import PLACES
+from tidelog.server.http import limits
+from tidelog.server.http.metrics import ClientUsage
+
+FORM = "application/x-www-form-urlencoded"
+
+
+def bearer(text: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {text}"}
+
+
+def refused(served: Served, text: str) -> bool:
+    return served.client.get("/topics", headers=bearer(text)).status_code == 401
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.server.app.REFRESH_S", 0.05)
+    monkeypatch.setattr("tidelog.server.app._TICK_S", 0.05)
+
+
+@pytest.fixture
+def made() -> list[tuple[Token, str]]:
+    return []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_body_that_ends_after_its_token_was_revoked_changes_nothing(
+    tmp_path: Path, made: list[tuple[Token, str]]
+) -> None:
+    def first(home: Home) -> None:
+        home.append("t", [Event(b"kept", id="x")])
+        made.append(create_token(home.context, ["admin"]))
+
+    with serving(tmp_path, first=first) as served:
+        token, text = made[0]
+        with Browser(served, text) as browser:
+            (mark,) = {
+                form.fields["form_mark"]
+                for form in forms_of(browser.get("/console/tokens"))
+                if form.action == "/console/tokens"
+            }
+            cookie = "; ".join(f"{name}={value}" for name, value in browser.client.cookies.items())
+        page = {"cookie": cookie, "origin": served.url, "content-type": FORM}
+        fields = {"form_mark": mark, "admin": "1", "name": "new", "sure": "1", "value": "v"}
+        asked = [
+            (place.path, "POST", urlencode(fields), page)
+            for place in PLACES
+            if place.method == "POST" and place.right is not None
+        ]
+        body = '{"query": "select 1"}'
+        kind = {"content-type": "application/json"}
+        asked += [
+            (each.path, each.method, body, {**bearer(text), **(kind if each.name == "sql" else {})})
+            for each in OPERATIONS
+            if each.method in ("POST", "PUT")
+        ]
+        halves = [_send_half(served, *each) for each in asked]
+        revoke_token(served.home.context, token.id)
+        until(lambda: refused(served, text))
+        for raw, (path, _, rest, _) in zip(halves, asked, strict=True):
+            with raw:
+                raw.sendall(rest[1:].encode())
+                assert status(read_answer(raw)) == 401, path
+        assert [event.value for event in served.home.read("t", 0)] == [b"kept"]
+        assert [topic.name for topic in served.home.topics()] == ["t"]
+        assert list_tokens(served.home.context) == []
+
+
+def _send_half(
+    served: Served, path: str, method: str, body: str, headers: dict[str, str]
+) -> socket.socket:
+    """Sends a request but the end of its body, and waits until the server has let it in."""
+    path = path.replace("{topic}", "t").replace("{id}", "x").replace("{partition}", "0")
+    path = path.replace("{offset}", "0").replace("{name}", "n")
+    assert "{" not in path, "give its parameter here"
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    lines += f"host: {served.address[0]}:{served.address[1]}\r\nexpect: 100-continue\r\n"
+    raw = socket.create_connection(served.address, timeout=60)
+    raw.sendall(f"{method} {path} HTTP/1.1\r\n{lines}content-length: {len(body)}\r\n\r\n".encode())
+    assert status(raw.recv(65_536)) == 100, "it is let in, and its body is wanted"
+    raw.sendall(body[:1].encode())
+    return raw
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_read_that_ends_after_its_token_was_revoked_is_refused(
+    tmp_path: Path, made: list[tuple[Token, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(
+        tmp_path, first=lambda home: made.append(create_token(home.context, ["read"]))
+    ) as served:
+        token, text = made[0]
+        reached, hold = threading.Event(), threading.Event()
+        real = served.home.lag
+
+        def lag(name: str) -> object:
+            reached.set()
+            assert hold.wait(60)
+            return real(name)
+
+        monkeypatch.setattr(served.home, "lag", lag)
+        answers: list[httpx.Response] = []
+
+        def ask_slowly() -> None:
+            answers.append(served.client.get("/topics/t/consumers", headers=bearer(text)))
+
+        asking = threading.Thread(target=ask_slowly)
+        asking.start()
+        assert reached.wait(60)
+        revoke_token(served.home.context, token.id)
+        until(lambda: refused(served, text))
+        hold.set()
+        asking.join()
+        assert answers[0].status_code == 401
+
+
+@pytest.mark.usefixtures("quick")
+def test_tokens_are_revoked_while_the_use_of_others_is_stored(
+    tmp_path: Path, made: list[tuple[Token, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, hold = threading.Event(), threading.Event()
+
+    def store(*given: object) -> None:
+        reached.set()
+        assert hold.wait(60), "thousands of rows, or a slow catalog"
+
+    monkeypatch.setattr(ClientUsage, "store", store)
+    monkeypatch.setattr("tidelog.server.app.USAGE_S", 0.0)
+    with serving(
+        tmp_path, first=lambda home: made.append(create_token(home.context, ["read"]))
+    ) as served:
+        try:
+            assert reached.wait(60)
+            token, text = made[0]
+            assert not refused(served, text)
+            revoke_token(served.home.context, token.id)
+            until(lambda: refused(served, text))
+        finally:
+            hold.set()
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_append_is_given_up_while_the_tokens_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, hold = threading.Event(), threading.Event()
+
+    def wait(*given: object) -> None:
+        reached.set()
+        assert hold.wait(60)
+        raise UnavailableError("home: does not answer")
+
+    with serving(tmp_path) as served:
+        served.post({"value": "before"})
+        monkeypatch.setattr("tidelog.server.app.read_tokens", wait)
+        monkeypatch.setattr(limits, "ANSWER_S", 0.2)
+        try:
+            assert reached.wait(60)
+            monkeypatch.setattr(served.home.context.store, "put", wait)
+            answer = served.post({"value": "slow"})
+            assert not hold.is_set()
+            assert (answer.status_code, error(answer)["kind"]) == (504, "unknown_outcome")
+        finally:
+            hold.set()
