@@ -135,14 +135,21 @@ def test_damage_is_500_and_told_to_the_operator_alone(
 ) -> None:
     served.post({"value": "x"})
     store.broken = CorruptError(f"object `{SECRET}`: does not fit its checksum")
-    answer = served.client.get("/topics/t/partitions/0/events")
+    answer = damaged = served.client.get("/topics/t/partitions/0/events")
     assert (answer.status_code, error(answer)["kind"]) == (500, "corrupt")
     assert SECRET not in answer.text
     store.broken = RuntimeError(SECRET)  # a bug
     answer = served.client.get("/topics/t/partitions/0/events")
     assert (answer.status_code, error(answer)["kind"]) == (500, "internal")
     assert SECRET not in answer.text
-    assert SECRET in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert SECRET in said
+    for each in (damaged, answer):
+        assert f"(request {each.headers['x-request-id']})" in said, "two errors of one second"
+    store.broken = RuntimeError("another bug")
+    page = served.client.get("/console/topics/t/events")
+    assert page.status_code == 500
+    assert f"(request {page.headers['x-request-id']})" in capfd.readouterr().err
     store.broken = None
     assert served.client.get("/topics/t/partitions/0/events").status_code == 200
 

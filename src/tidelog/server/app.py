@@ -46,7 +46,14 @@ from tidelog.server.api.tail import Tails
 from tidelog.server.console.site import PAGE_HEADERS, Console
 from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, REFRESH_S, SOME_TOPIC, Admission, Gate
-from tidelog.server.http.connection import HEAD_TOO_LARGE, OLD_CYCLE, Deliveries, OldCycle
+from tidelog.server.http.connection import (
+    HEAD_TOO_LARGE,
+    OLD_CYCLE,
+    REFUSED,
+    REQUEST_ID,
+    Deliveries,
+    OldCycle,
+)
 from tidelog.server.http.errors import (
     EVERY_ANSWER,
     DisconnectedError,
@@ -175,7 +182,11 @@ class ServerApp:
         # Made once, since it needs no token and may be asked for often.
         self._description = functools.cache(lambda: encode(description(options)))
         self._console = Console(
-            home, options, self.gate, self._threads, (self.metrics, self._usage, self._sql)
+            home,
+            options,
+            self.gate,
+            self._threads,
+            (self.metrics, self._usage, self._sql, self._error_log),
         )
         self._docs = functools.cache(self._console.docs)  # the same
         self._routes: list[tuple[WholeRoute, Operation, Handler | None]] = []
@@ -279,9 +290,7 @@ class ServerApp:
         began_s = self._now_s()
         metrics = self.metrics
         metrics.in_flight += 1
-        request_id = request_id_of(
-            scope["headers"], self._options.behind_proxy, self.new_request_id()
-        )
+        request_id = self.id_of(scope)
         old = scope["state"].get(OLD_CYCLE)
         send = self._deliveries.bound(scope, _with_headers(scope, send, request_id, old))
         name, status = "none", _GONE
@@ -295,7 +304,7 @@ class ServerApp:
                     status = await run(scope, receive, send, headers)
                     span.set_attribute("http.response.status_code", status)
         except DisconnectedError:
-            pass
+            status = scope.get(REFUSED, _GONE)
         except asyncio.CancelledError:
             if not self._is_stopping or _BEGUN in scope:
                 raise
@@ -312,10 +321,21 @@ class ServerApp:
             if self._access is not None:
                 self._note(scope, name, status, took_s, request_id)
 
-    def new_request_id(self) -> bytes:
-        """Returns an id that no other request has."""
-        self._count += 1
-        return b"%s-%d" % (self._prefix, self._count)
+    def id_of(self, scope: Scope) -> bytes:
+        """Returns the id of a request: behind a proxy the one that it gives, else our own."""
+        found: bytes | None = scope.get(REQUEST_ID)
+        if found is None:
+            self._count += 1
+            own = b"%s-%d" % (self._prefix, self._count)
+            found = request_id_of(scope["headers"], self._options.behind_proxy, own)
+            scope[REQUEST_ID] = found
+        return found
+
+    def note_refused(self, scope: Scope, status: int) -> None:
+        """Counts and logs a request that its connection refuses."""
+        self.metrics.answered("none", status, 0.0)
+        if self._access is not None:
+            self._note(scope, "none", status, 0.0, self.id_of(scope))
 
     def _note(self, scope: Scope, name: str, status: int, took_s: float, request_id: bytes) -> None:
         """Adds a request to the access log."""

@@ -113,7 +113,7 @@ class _Server(uvicorn.Server):
                 loop="uvloop",
                 http=cast(
                     "type[asyncio.Protocol]",
-                    functools.partial(Connection, counts, app.new_request_id),
+                    functools.partial(Connection, counts, app),
                 ),
                 ws="none",
                 lifespan="off",
@@ -145,7 +145,7 @@ class _Server(uvicorn.Server):
 
     def _new_connection(self) -> Connection:
         given = (self.config, self.server_state, self.lifespan.state)
-        return Connection(self._counts, self._app.new_request_id, *given)
+        return Connection(self._counts, self._app, *given)
 
     async def on_tick(self, counter: int) -> bool:
         stopped = self._stop is not None and self._stop.is_set()

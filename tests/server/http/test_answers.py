@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import socket
 import stat
 from pathlib import Path
@@ -87,6 +88,43 @@ def test_the_access_log_has_each_request_and_no_token(tmp_path: Path) -> None:
     assert rows[1]["operation"] == "track"
     assert rows[3]["id"] != "bad id!"
     assert all(row["ms"] >= 0 for row in rows)
+
+
+def test_refusals_have_the_proxys_id_and_a_line_in_the_access_log(tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    texts: list[str] = []
+
+    def first(home: object) -> None:
+        texts.append(create_token(home.context, ["admin"])[1])  # type: ignore[attr-defined]
+
+    def asked(line: str, name: str, *more: str) -> bytes:
+        lines = [f"{line} HTTP/1.1", "Host: x", f"X-Request-Id: {name}", *more]
+        return "\r\n".join([*lines, f"Authorization: Bearer {texts[0]}", "", ""]).encode()
+
+    with serving(tmp_path, first=first, behind_proxy=True, access_log=str(log)) as served:
+        append, chunked = "POST /topics/t/events", "Transfer-Encoding: chunked"
+        for sent in (
+            asked("GET http://me:pw@x/topics/t/%69ds/person?q=person#1", "before-app"),
+            asked(append, "in-app", chunked) + b"Z\r\n",
+            asked("GET /healthz", "ok") + asked(append, "later", chunked) + b"Z\r\n",
+        ):
+            with socket.create_connection(served.address, timeout=30) as raw:
+                raw.sendall(sent)
+                raw.shutdown(socket.SHUT_WR)
+                found = b""
+                while piece := raw.recv(65_536):
+                    found += piece
+            ids = re.findall(rb"x-request-id: (\S+)", found)
+            assert ids == re.findall(rb"X-Request-Id: (\S+)", sent)
+        page = served.client.get("/metrics", headers={"authorization": f"Bearer {texts[0]}"})
+        assert 'tidelog_requests_total{operation="none",status="400"} 2.0' in page.text
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {(row["id"], row["status"], row["path"]) for row in rows[:-1]} == {
+        ("before-app", 400, "/topics/t/ids/*"),
+        ("in-app", 400, "/topics/t/events"),
+        ("ok", 200, "/healthz"),
+        ("later", 400, "/topics/t/events"),
+    }
 
 
 def test_an_access_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

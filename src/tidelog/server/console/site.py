@@ -54,6 +54,7 @@ from tidelog.server.console.session import (
 )
 from tidelog.server.console.topics import ConsumerPages, TopicPages
 from tidelog.server.http.auth import ADMISSION, Admission, Gate
+from tidelog.server.http.connection import REQUEST_ID
 from tidelog.server.http.errors import (
     DisconnectedError,
     ForbiddenError,
@@ -207,15 +208,14 @@ class Console:
         options: ServeOptions,
         gate: Gate,
         threads: ServerThreads,
-        shared: tuple[Metrics, ClientUsage, SqlRunner],
+        shared: tuple[Metrics, ClientUsage, SqlRunner, ErrorLog],
     ) -> None:
-        metrics, self._usage, runner = shared
+        metrics, self._usage, runner, self._error_log = shared
         self._context = home.context
         self._clock = home.context.clock
         self._gate = gate
         self._options = options
         self._threads = threads
-        self._error_log = ErrorLog(self._clock)
         secret = home.context.random.getrandbits
         self._sessions = Sessions(
             gate, options, threads, lambda: f"{secret(256):064x}", self._clock
@@ -301,6 +301,7 @@ class Console:
             raise
         except TidelogError as exc:
             if place is not None and place.kind == "data":
+                self._note(exc, scope)
                 return await answer_error(send, exc)
             answer = self._failed(exc, scope)
         except Exception as exc:  # noqa: BLE001 - a bug of ours must not close the door
@@ -423,11 +424,15 @@ class Console:
         body = self._pages.render(answer.template, values)
         return Response(body, answer.status, {**PAGE_HEADERS, **answer.headers}, "text/html")
 
+    def _note(self, error: TidelogError, scope: Scope) -> None:
+        """Prints an error whose details the page does not show."""
+        if status_of(error) >= 500:
+            self._error_log.add(error, scope[REQUEST_ID].decode())
+
     def _failed(self, error: TidelogError, scope: Scope) -> Shown:
         """Returns an error as a page, or the form that asks for a token."""
+        self._note(error, scope)
         status = status_of(error)
-        if status >= 500:
-            self._error_log.add(error)
         if isinstance(error, UnauthorizedError):
             tried = scope["method"] == "POST" and scope["path"] == "/console/login"
             return Shown("login.html", {"tried": tried}, status, {"www-authenticate": "Bearer"})

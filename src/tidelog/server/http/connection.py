@@ -48,6 +48,7 @@ from tidelog.server.http.request import (
     PIECE_BYTES,
     Bodies,
     framing_problem,
+    path_of,
     target_problem,
     with_authority,
 )
@@ -55,6 +56,8 @@ from tidelog.server.http.request import (
 __all__ = [
     "HEAD_TOO_LARGE",
     "OLD_CYCLE",
+    "REFUSED",
+    "REQUEST_ID",
     "Connection",
     "Deliveries",
     "OldCycle",
@@ -67,6 +70,20 @@ _SLICE = 4_096  # bytes that are parsed at a time: some hundred requests at most
 _FULL = "server: too many connections: try again"
 HEAD_TOO_LARGE = "tidelog.head_too_large"  # in the state of a scope
 OLD_CYCLE = "tidelog.old_cycle"  # the same: a request of HTTP/1.0 that asks to keep its connection
+REQUEST_ID = "tidelog.request_id"  # in a scope: what answers and logs call the request
+REFUSED = "tidelog.refused"  # in a scope: the status with which its connection answered
+
+
+class Refusals(Protocol):
+    """What a connection needs to refuse a request without the app."""
+
+    def id_of(self, scope: Scope) -> bytes:
+        """Returns the id of a request."""
+        ...
+
+    def note_refused(self, scope: Scope, status: int) -> None:
+        """Counts and logs a request that the app does not see."""
+        ...
 
 
 class OldCycle(Protocol):
@@ -99,6 +116,7 @@ class Connection(HttpToolsProtocol):
     _framing_bytes = 0  # that came last in a body, and are not of it
     _refused = False  # answered without the app, and only read until it ends
     _late: tuple[int, str, str] | None = None  # a refusal that waits for the answers before it
+    _is_unseen = False  # the app does not see the request that came last
     _is_ending = False  # closed after the answers to what the client has sent
     _surplus = False  # beyond the number of connections: only a health check is answered
     _address: str | None = None  # that is counted
@@ -107,13 +125,13 @@ class Connection(HttpToolsProtocol):
     def __init__(
         self,
         counts: limits.ConnectionCounts,
-        new_id: Callable[[], bytes],
+        refusals: Refusals,
         *given: Any,
         **named: Any,
     ) -> None:
         super().__init__(*given, **named)
         self._counts = counts
-        self._new_id = new_id  # of a request that the app does not see
+        self._refusals = refusals
         self.before_made: Callable[[], None] = lambda: None  # called when it can be used
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -342,7 +360,8 @@ class Connection(HttpToolsProtocol):
         busy = self._is_busy()
         if busy and (self._in_head or self.pipeline):  # a later request than the one at work
             if not self._in_head:
-                self.pipeline.popleft()  # it has no body, so it is not run
+                self.pipeline.popleft()  # it has no body, so the app does not see it
+                self._is_unseen = True
             self._late = self._late or (status, kind, message)
             self._relax()
             return
@@ -354,7 +373,7 @@ class Connection(HttpToolsProtocol):
                 (b"content-length", b"%d" % len(body)),
                 (b"connection", b"close"),
                 *EVERY_ANSWER,
-                (b"x-request-id", self._new_id()),
+                (b"x-request-id", self._note_refused(status, busy)),
             ]
             if status == 503:
                 headers.append((b"retry-after", b"1"))
@@ -365,6 +384,19 @@ class Connection(HttpToolsProtocol):
             self.cycle.message_event.set()
         self._relax()
         self._linger()
+
+    def _note_refused(self, status: int, busy: bool) -> bytes:
+        """Notes a refusal, in the app's own scope if it has the request. Returns its id."""
+        if busy and not self._is_unseen:
+            scope: Scope = self.cycle.scope
+            scope[REFUSED] = status
+            return self._refusals.id_of(scope)
+        scope = {"headers": self.headers or [], "client": self.client}
+        if self.url:  # else no request came
+            scope["method"] = self.parser.get_method().decode("latin-1")
+            scope["path"] = path_of(self.url)
+            self._refusals.note_refused(scope, status)
+        return self._refusals.id_of(scope)
 
     def _linger(self) -> None:
         """Ends our side, and closes when the client does or after a moment."""

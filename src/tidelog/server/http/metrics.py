@@ -191,27 +191,32 @@ class Metrics(Collector):
 
 
 _GAP_S = 1.0
+_ERRORS_MAX = 20  # lines in this time
 
 
 class ErrorLog:
-    """Prints errors whose details clients do not see, at most one line a second."""
+    """Prints errors whose details clients do not see: each once a second, and few in all."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._said_s = float("-inf")
+        self._since_s = float("-inf")
+        self._said: set[str] = set()  # since then
         self._unsaid = 0
 
     def add(self, error: TidelogError, request_id: str = "") -> None:
-        """Prints an error, or only counts it if another one was printed just now."""
+        """Prints an error, or only counts it if the same one was printed just now."""
         now_s = self._clock.monotonic_s()
-        if now_s - self._said_s < _GAP_S:
+        if now_s - self._since_s >= _GAP_S:
+            self._since_s, self._said = now_s, set()
+        line = f"{error.kind}: " + "".join(map(_visible, " ".join(error.message.split())))
+        if line in self._said or len(self._said) >= _ERRORS_MAX:
             self._unsaid += 1
             return
+        self._said.add(line)
         more = f" (and {self._unsaid} more before)" if self._unsaid else ""
-        line = "".join(map(_visible, " ".join(error.message.split())))
         line += f" (request {request_id})" if request_id else ""
-        print(f"error: {error.kind}: {line}{more}", file=sys.stderr, flush=True)
-        self._said_s, self._unsaid = now_s, 0
+        print(f"error: {line}{more}", file=sys.stderr, flush=True)
+        self._unsaid = 0
 
 
 def _visible(char: str) -> str:

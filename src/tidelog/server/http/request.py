@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 import pyarrow as pa
 from starlette.requests import Request
@@ -63,6 +63,7 @@ __all__ = [
     "headers_of",
     "inflate",
     "is_encoded",
+    "path_of",
     "target_problem",
     "with_authority",
 ]
@@ -319,6 +320,13 @@ def target_problem(url: bytes) -> str:
     The parser drops what follows a ``#``, and the rest would be the id of another event.
     """
     return "request: its URL has a `#`: write it as %23" if b"#" in url else ""
+
+
+def path_of(url: bytes) -> str:
+    """Returns the path of a URL that may be malformed, without its query."""
+    authority = _AUTHORITY.match(url)
+    rest = url if authority is None else url[authority.end() :]
+    return unquote(re.split(rb"[?#]", rest, maxsplit=1)[0].decode("latin-1"))
 
 
 def framing_problem(version: str, headers: Sequence[Pair], upgrades: bool) -> str:
