@@ -191,7 +191,9 @@ def test_a_stop_ends_long_polls_and_tails_and_flushes_what_is_buffered(home: str
             )
             wait_until(url, "tidelog_requests_in_flight 4.0")  # these three, and this question
             process.terminate()
-            assert half.recv(1_000).startswith(b"HTTP/1.1 408")
+            refused = half.recv(1_000)
+            assert refused.startswith(b"HTTP/1.1 503")
+            assert b"\r\nretry-after: 1\r\n" in refused
         for thread in waiting:
             thread.join(60)
         assert process.wait(60) == 0

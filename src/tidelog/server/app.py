@@ -27,7 +27,6 @@ from tidelog.errors import (
     InvalidError,
     NotFoundError,
     TidelogError,
-    UnavailableError,
     UnknownOutcomeError,
     contained,
 )
@@ -56,6 +55,7 @@ from tidelog.server.http.connection import (
 )
 from tidelog.server.http.errors import (
     EVERY_ANSWER,
+    BusyError,
     DisconnectedError,
     HeadError,
     MethodError,
@@ -514,7 +514,7 @@ class ServerApp:
 def _cut_off(scope: Scope, name: str) -> TidelogError:
     """Returns the error of a request that was not done when the server had to stop."""
     if scope["method"] in ("GET", "HEAD") and name != TRACK.name:
-        return UnavailableError(f"{name}: was not done when the server stopped: ask again")
+        return BusyError(f"{name}: was not done when the server stopped: ask again")
     return UnknownOutcomeError(f"{name}: was not done when the server stopped: read back")
 
 

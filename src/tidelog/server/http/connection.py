@@ -68,6 +68,7 @@ _HEALTH = (b"/healthz", b"/readyz")
 _WAITING = ("/sql", "/console/sql")  # and tails, and long polls: their clients may leave
 _SLICE = 4_096  # bytes that are parsed at a time: some hundred requests at most
 _FULL = "server: too many connections: try again"
+_STOPPED = (503, "unavailable", "server: stops before the request's body is there: send it again")
 HEAD_TOO_LARGE = "tidelog.head_too_large"  # in the state of a scope
 OLD_CYCLE = "tidelog.old_cycle"  # the same: a request of HTTP/1.0 that asks to keep its connection
 REQUEST_ID = "tidelog.request_id"  # in a scope: what answers and logs call the request
@@ -302,7 +303,7 @@ class Connection(HttpToolsProtocol):
         super().shutdown()
         if not self._complete and not self.transport.is_closing():
             self._relax()
-            self._wait(limits.LAST_S)
+            self._patience = self.loop.call_later(limits.LAST_S, self._refuse, *_STOPPED)
 
     def pause_writing(self) -> None:
         super().pause_writing()
