@@ -393,3 +393,33 @@ def test_topic_stays_open_while_a_large_body_is_parsed(
     answer = served.client.post("/topics/t/events", content=b"x" * 100_001)
     assert answer.status_code == 201, answer.text
     assert closed.wait(60), "it is closed once it is not needed"
+
+
+def test_bodies_that_are_sent_at_once_share_the_room_of_the_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the second one would keep a thread until the store has taken the first."""
+    reached, hold = threading.Event(), threading.Event()
+    real = Producer.send
+
+    def send(self: Producer, *given: Any, **fields: Any) -> Any:
+        reached.set()
+        assert hold.wait(60)
+        return real(self, *given, **fields)
+
+    small = {"buffer_bytes": 300_000, "segment_bytes": 100_000, "event_bytes_max": 200_000}
+    with serving(tmp_path, settings=small, body_bytes_max=300_000) as served:
+        body = [{"value": "x" * 300}] * 400  # a body that a thread sends
+        monkeypatch.setattr(Producer, "send", send)
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(served.post, body)
+            try:
+                assert reached.wait(60)
+                second = served.post(body)
+            finally:
+                hold.set()
+            assert (second.status_code, error(second)["kind"]) == (503, "unavailable")
+            assert second.headers["retry-after"] == "1"
+            assert first.result().status_code == 201
+        assert served.post(body).status_code == 201, "the room is free again"
+        assert len(served.values()) == 800

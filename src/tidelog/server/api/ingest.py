@@ -27,9 +27,9 @@ from tidelog.model import limits as model_limits
 from tidelog.model.decoding import too_deep
 from tidelog.model.event import Event, Position, Positions, check_event
 from tidelog.model.topic import Topic
-from tidelog.server.api.open_topics import OpenTopic, OpenTopics
+from tidelog.server.api.open_topics import OpenTopic, OpenTopics, RoomPromise
 from tidelog.server.api.pixel_event import time_of
-from tidelog.server.http.errors import BusyError, MediaTypeError, TooLargeError
+from tidelog.server.http.errors import MediaTypeError, TooLargeError
 from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.request import EVENT_BYTES
 
@@ -161,8 +161,7 @@ class Ingest:
 
     def enter(self, opened: OpenTopic, event: Event) -> None:
         """Puts one event into the buffer, and waits for nothing."""
-        self._check_room(opened, [event])
-        _send_all(opened, [event])
+        self._enter_few(opened, [event], self.check(event) + _OVERHEAD_BYTES)
 
     async def _send(self, opened: OpenTopic, events: list[Event]) -> Sequence[Position]:
         with self._topics.using(opened):
@@ -191,8 +190,10 @@ class Ingest:
 
     async def _enter(self, opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
         """Puts events into the producer's buffer, if that has room for all of them."""
-        if len(events) <= _FEW_EVENTS and self._check_room(opened, events) <= _SMALL_BYTES:
-            return _send_all(opened, events)
+        if len(events) <= _FEW_EVENTS:
+            size = sum(map(self.check, events))
+            if size <= _SMALL_BYTES:
+                return self._enter_few(opened, events, size + _OVERHEAD_BYTES * len(events))
         return await self._run(len(events), self._enter_many, opened, events)
 
     def _free(self, many: list[Any]) -> None:
@@ -201,19 +202,17 @@ class Ingest:
             self._pool.submit(many.clear)
 
     def _enter_many(self, opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
-        self._check_room(opened, events)
-        return _send_all(opened, events)
+        sizes = [self.check(event) + _OVERHEAD_BYTES for event in events]
+        if len(events) == 1:
+            return self._enter_few(opened, events, sizes[0])
+        with opened.promised_room(sum(sizes)) as promise:
+            return _send_all(opened, events, promise, sizes)
 
-    def _check_room(self, opened: OpenTopic, events: list[Event]) -> int:
-        """Checks each event, and that all fit. Returns their size. Raises ``BusyError``."""
-        size = sum(map(self.check, events))
-        if opened.producer.room < size + _OVERHEAD_BYTES * len(events):
-            raise BusyError(
-                f"topic `{opened.topic.name}`: more events are on their way than the server "
-                "holds: try again",
-                retry_after_s=1,
-            )
-        return size
+    def _enter_few(self, opened: OpenTopic, events: list[Event], size: int) -> list[SendFuture]:
+        """Sends events of this size in one step. Raises ``BusyError``."""
+        with opened.entering:
+            opened.check_room(size)
+            return _send_all(opened, events)
 
     async def _send_once(
         self, opened: OpenTopic, key: str, events: list[Event]
@@ -310,13 +309,18 @@ def _flushes(sent: list[SendFuture]) -> list[Flush]:
     return list({each.flush: None for each in sent})
 
 
-def _send_all(opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
-    """Puts events that were checked into the buffer."""
+def _send_all(
+    opened: OpenTopic,
+    events: list[Event],
+    promise: RoomPromise | None = None,
+    sizes: Sequence[int] = (),
+) -> list[SendFuture]:
+    """Puts events that were checked into the buffer, for which there is room."""
     sent: list[SendFuture] = []
     send = opened.producer.send
     try:
-        for event in events:
-            sent.append(  # noqa: PERF401 - what was sent must be known when one fails
+        for number, event in enumerate(events):
+            sent.append(
                 send(
                     event.value,
                     event.key,
@@ -326,6 +330,8 @@ def _send_all(opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
                     headers=event.headers,
                 )
             )
+            if promise is not None:
+                promise.left -= sizes[number]
     except TidelogError as exc:
         if not sent:
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor
 
@@ -17,8 +18,18 @@ from tidelog.log.producer.flush import Flush
 from tidelog.log.producer.producer import Producer
 from tidelog.model.topic import Topic, check_topic_name
 from tidelog.server.http import limits
+from tidelog.server.http.errors import BusyError
 
-__all__ = ["OpenTopic", "OpenTopics"]
+__all__ = ["OpenTopic", "OpenTopics", "RoomPromise"]
+
+
+class RoomPromise:
+    """Room in a producer's buffer for events of one request that were not sent yet."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, size: int) -> None:
+        self.left = size  # bytes; only the thread that sends them changes it
 
 
 class OpenTopic:
@@ -29,8 +40,33 @@ class OpenTopic:
         self.producer = producer
         self.users = 0  # requests that may still send
         self.dropped = False  # closed when it has no users
+        # Held from a look at the room until its use, so that no thread waits for the store.
+        self.entering = threading.Lock()
+        self._promises: set[RoomPromise] = set()
         self._loop = loop
         self._waiting: dict[Flush, tuple[float, list[asyncio.Future[None]]]] = {}
+
+    def check_room(self, size: int) -> None:
+        """Raises ``BusyError`` unless the buffer has room for this, beside what was promised."""
+        if self.producer.room - sum(each.left for each in self._promises) < size:
+            raise BusyError(
+                f"topic `{self.topic.name}`: more events are on their way than the server "
+                "holds: try again",
+                retry_after_s=1,
+            )
+
+    @contextlib.contextmanager
+    def promised_room(self, size: int) -> Iterator[RoomPromise]:
+        """Keeps room for events that are sent one by one. Raises ``BusyError``."""
+        promise = RoomPromise(size)
+        with self.entering:
+            self.check_room(size)
+            self._promises.add(promise)
+        try:
+            yield promise
+        finally:
+            with self.entering:
+                self._promises.discard(promise)
 
     async def wait_durable(self, flush: Flush) -> None:
         """Waits until a flush has ended, stored or failed.
