@@ -107,6 +107,7 @@ class Connection(HttpToolsProtocol):
     """One client's socket."""
 
     flow: _Flow
+    url = b""  # until a request begins
 
     _patience: asyncio.TimerHandle | None = None  # for what it should send
     _slowness: asyncio.TimerHandle | None = None  # for what it should take
