@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from starlette.types import Message, Scope, Send
 from uvicorn._types import HTTPScope
@@ -390,7 +390,7 @@ class Connection(HttpToolsProtocol):
     def _note_refused(self, status: int, busy: bool) -> bytes:
         """Notes a refusal, in the app's own scope if it has the request. Returns its id."""
         if busy and not self._is_unseen:
-            scope: Scope = self.cycle.scope
+            scope = cast(Scope, self.cycle.scope)
             scope[REFUSED] = status
             return self._refusals.id_of(scope)
         scope = {"headers": self.headers or [], "client": self.client}
