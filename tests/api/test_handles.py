@@ -56,6 +56,12 @@ def test_handle_of_a_deleted_archive_never_works_on_another_one(home: Home) -> N
     assert new.verify(deep=True).events == 10
 
 
+def test_misspelled_archive_gets_the_nearest_name(home: Home) -> None:
+    home.archives.create("daily", source="topic:orders")
+    with pytest.raises(NotFoundError, match=r"`dayly`: not found \(did you mean `daily`\?\)"):
+        home.archives.get("dayly")
+
+
 def test_kind_follows_from_the_parser(home: Home) -> None:
     assert home.archives.create("raw", source="topic:orders").info.kind == "backup"
     daily = home.archives.create("daily", source="topic:orders", parser="json:at")

@@ -52,8 +52,9 @@ from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import waits
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_archive
-from tidelog.errors import CorruptError, FencedError, InvalidError, contained
+from tidelog.errors import CorruptError, FencedError, InvalidError, NotFoundError, contained
 from tidelog.model import defaults
+from tidelog.model.address import nearest
 from tidelog.model.archive import Archive, ArchiveFormat, RedoPart, Start
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport, LocalWorkers
@@ -106,7 +107,12 @@ class Archives:
         >>> home.archives.get("daily").info.source
         'topic:orders'
         """
-        return ArchiveHandle(self._context, read_archive(self._context, name))
+        try:
+            return ArchiveHandle(self._context, read_archive(self._context, name))
+        except NotFoundError as exc:
+            hint = nearest(name, [each.name for each in list_archives(self._context)])
+            said = exc.message.replace(": not found", f": not found{hint}", 1)
+            raise NotFoundError(said, **exc.context) from exc
 
     def list(self) -> list[ArchiveHandle]:
         """Return the handles of all archives, by name; also those that are not ready, or ended.

@@ -94,7 +94,7 @@ def find_pipeline(context: Context, name: str) -> NamedPipeline:
     check_pipeline_name(name)
     row = context.catalog.get(layout.REGISTRY, layout.pipeline_row(name))
     if row is None:
-        raise NotFoundError(f"pipeline `{name}`: not found: fix the name, or make it")
+        raise NotFoundError(f"pipeline `{name}`: not found: see `tidelog pipeline list`")
     found = _decode(row)
     if found.state == "deleting":
         raise NotFoundError(f"pipeline `{name}`: is being deleted: delete it again to finish")
