@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.serving import Served, ask, serving, status
 from tests.support.visits import Browser, forms_of, tags_of, text_of
-from tidelog import Event, Home
+from tidelog import Event, Home, UnavailableError
 from tidelog.coordination.tokens import create_token, list_tokens
 from tidelog.server.app import OPERATIONS
 from tidelog.server.console import session
@@ -258,6 +258,20 @@ def test_a_revoked_token_is_out_at_once(guarded: Guarded) -> None:
         other.get("/", 401)
 
 
+def test_a_new_token_is_shown_though_the_tokens_cannot_be_read_again(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(context: object) -> None:
+        raise UnavailableError("catalog: does not answer")
+
+    with Browser(guarded.served, guarded.both) as browser:
+        page = browser.get("/console/tokens")
+        monkeypatch.setattr("tidelog.server.app.read_tokens", read)
+        made = browser.send(page, "/console/tokens", label="new", read="1")
+        assert made.status_code == 200
+        assert re.search(r"tidelog_[0-9a-f]{12}_[0-9a-f]{64}", made.text), "there is no other copy"
+
+
 def test_without_any_token_left_nobody_gets_in(guarded: Guarded) -> None:
     own = next(t for t in list_tokens(guarded.served.home.context) if t.label == "owner")
     with Browser(guarded.served, guarded.both) as browser:
@@ -366,7 +380,7 @@ def test_on_loopback_without_tokens_only_this_machine_gets_in(tmp_path: Path) ->
             answer = browser.post(path_of(place), mark_of(page), **led_here)
             assert answer.status_code == 403, place
         made = browser.send(page, "/console/tokens", label="the first", admin="1")
-        assert "also you" in text_of(made.text)
+        assert "From now on this server requires a token from every client" in text_of(made.text)
         browser.get("/", 401)
 
 

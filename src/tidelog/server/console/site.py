@@ -26,7 +26,7 @@ from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from tidelog.coordination.audit import record_action
-from tidelog.errors import InternalError, NotFoundError, TidelogError
+from tidelog.errors import InternalError, NotFoundError, TidelogError, contained
 from tidelog.home import Home
 from tidelog.model.token import Scope as Right
 from tidelog.server.api.openapi import description
@@ -358,7 +358,10 @@ class Console:
         if place.right == "read":
             self._gate.check(admission)  # it may have taken long, as a query does
         if place.name in ("create", "revoke"):
-            await self._gate.refresh()  # what was made works at once, what was revoked does not
+            # What was created works at once, what was revoked does not. The page is shown in any
+            # case: it has the only copy of a new token.
+            with contained("tokens", lambda error: self._note(error, scope)):
+                await self._gate.refresh()
         return answer
 
     async def _come_or_go(
