@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from tidelog.pipeline.late import late_head, late_spans
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
     with a_home(tmp_path) as made:
-        for name in ("t", "copy"):
+        for name in ("t", "t2", "copy"):
             made.create_topic(name, 1)
         yield made
 
@@ -107,6 +109,51 @@ def test_archive_of_an_archive_keeps_the_gap_and_verify_says_what_to_do(home: Ho
     assert pump.run().events == 4
     assert copied(home) == [0, 1, 2, 3, 4, 9, 5, 6, 7, 8]
     assert chain.verify(source=True).notes == []
+
+
+def test_promote_between_read_and_commit_hides_no_gap(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = archive_with_a_gap(home)
+    pump = home.pumps.create("p", source="archive:raw", topic="copy")
+    record = Cycle._record
+
+    def promote_first(self: Cycle, *given: Any) -> Manifest:
+        monkeypatch.setattr(Cycle, "_record", record)
+        fill_gap(archive)
+        return record(self, *given)
+
+    monkeypatch.setattr(Cycle, "_record", promote_first)
+    pump.run()
+    pump.run()
+    assert sorted(copied(home)) == list(range(10))
+    (found,) = pump.status().partitions
+    assert (found.totals.skipped, found.totals.deleted) == (0, 0)
+
+
+def test_pump_goes_back_for_events_of_a_file_that_a_folder_lacked(
+    home: Home, tmp_path: Path
+) -> None:
+    made = home.archives.create("made", source="topic:t")
+    for numbers in (range(5), range(5, 9), range(9, 10)):
+        append(home, numbers)
+        made.run()
+    full, part = tmp_path / "full", tmp_path / "part"
+    for folder in (full, part):
+        shutil.copytree(tmp_path / "o/archives/made/g1", folder)
+    next(part.glob("t/*_00000000000000000005*")).unlink()
+    raw = home.archives.create("raw", source=f"file:{part}")
+    pump = home.pumps.create("p", source="archive:raw", topic="copy")
+    assert (raw.run().events, pump.run().events, pump.run().events) == (6, 6, 0)
+    direct = home.pumps.create("d", source=f"file:{part}", topic="t2")
+    assert (direct.run().events, direct.run().events) == (6, 0), "a folder has nothing late"
+    raw.backfill(source=f"file:{full}", codec="gzip")
+    raw.promote()
+    assert pump.run().events == 4
+    assert copied(home) == [0, 1, 2, 3, 4, 9, 5, 6, 7, 8]
+    (found,) = pump.status().partitions
+    assert (found.totals.skipped, found.totals.absent, found.totals.lost) == (0, 0, 0)
+    assert pump.run().events == 0
 
 
 def upstream(*spans: tuple[int, int]) -> tuple[Gap, ...]:

@@ -16,6 +16,7 @@ from tests.support.archive_look import a_home, an_archive, drive, fill
 from tests.support.waiting import until
 from tidelog import Home
 from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.freeze import _with_decisions
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.connectors import by_url as places
@@ -24,7 +25,7 @@ from tidelog.connectors.source import VanishedError
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import TidelogError
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.model.pipeline import Gap
+from tidelog.model.pipeline import Gap, Progress
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
@@ -113,6 +114,13 @@ def test_promoted_generation_remembers_what_was_seen(home: Home, vanished: Archi
         drive(home, promoted)
     drive(home, promoted, accept_loss=True)
     assert gaps(home, promoted) == (Gap("10", "30", "vanished"),)
+
+
+def test_promote_carries_over_only_the_gap_that_ends_a_partition() -> None:
+    ends = Gap("50", "60", "remade")
+    before = Progress("50", 46, 1, gaps=(Gap("5", "9", "retention", 4), ends), ended="remade")
+    carried = _with_decisions(Progress("50", 50, 1), before)
+    assert (carried.gaps, carried.ended, carried.totals.lost) == ((ends,), "remade", 1)
 
 
 def test_deleted_topic_that_was_read_to_its_end_is_no_loss(home: Home) -> None:

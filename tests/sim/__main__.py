@@ -34,7 +34,7 @@ from tests.sim.clients_worlds import KeysWorld, ReadersWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.journal_world import JournalWorld
 from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld, SweptWorld
-from tests.sim.late_world import LateWorld
+from tests.sim.late_world import FoldersWorld, LateWorld
 from tests.sim.lifecycle import LifecycleWorld
 from tests.sim.moves_world import MovesWorld
 from tests.sim.planted import SEEDS_MAX
@@ -79,6 +79,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "cuts": CutsWorld,
     "moves": MovesWorld,
     "late": LateWorld,
+    "folders": FoldersWorld,
     "tasks": TasksWorld,
     "copies": CopiesWorld,
     "backups": BackupsWorld,

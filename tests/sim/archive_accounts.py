@@ -139,7 +139,7 @@ class Accountant:
                 return False
             if not self._read(of, partition.rpartition("/")[0]) <= {incarnation}:
                 return False
-            gaps = [(int(gap["start"]), int(gap["end"])) for gap in rows.head["gaps"]]
+            gaps = [(int(gap["start"]), int(gap["end"])) for gap in _whole(rows.head["gaps"])]
             in_gap = any(start <= offset < end for start, end in gaps)
             begins = int(rows.head["begin"]["position"]) <= offset
             return begins and not in_gap and not self._is_gone(place)
@@ -195,7 +195,7 @@ class Accountant:
             assert not left, f"{of.folder}: {partition} begins nowhere, and has {left}"
             return
         begin, end = int(rows.head["begin"]["position"]), int(rows.head["position"])
-        gaps = [(int(gap["start"]), int(gap["end"])) for gap in rows.head["gaps"]]
+        gaps = [(int(gap["start"]), int(gap["end"])) for gap in _whole(rows.head["gaps"])]
         head = rows.head | {"incarnation": self._incarnation(of, partition, rows.head)}
         tally: Counter[str] = Counter()
         for offset in range(begin, end):
@@ -255,6 +255,8 @@ class Accountant:
                 assert TRIMMED in states, f"{place} was not trimmed, and {partition} begins later"
         for gap in head["gaps"]:
             assert gap["reason"], f"{partition}: a gap without a reason"
+            if gap["reason"] == "files":
+                assert self._source(of).startswith("folder:"), f"{partition}: no folder was read"
             if gap["reason"] == "retention":
                 self._check_trimmed(head, number, int(gap["start"]), int(gap["end"]))
 
@@ -301,7 +303,11 @@ class Accountant:
             "gap": claim.skipped,
             "absent": claim.absent,
         }
-        assert claimed == {name: tally[name] for name in claimed}, f"{where}: {claim}, not {tally}"
+        counted = {name: tally[name] for name in claimed}
+        for each in (gap for gap in rows.head["gaps"] if not _whole([gap])):  # erased meanwhile
+            counted |= {"gap": counted["gap"] + each["offsets"]}
+            counted |= {"erased": counted["erased"] - each["offsets"]}
+        assert claimed == counted, f"{where}: {claim}, not {tally}"
         assert not claim.dropped, f"{where}: {claim}"
         assert claim.adds_up, f"{where}: {claim.problem}"
         at = rows.head["begin"]["position"]
@@ -310,6 +316,11 @@ class Accountant:
             at = manifest["end"]
             _check_range(where, manifest)
         assert at == rows.head["position"], f"{where}: ranges end at {at}"
+
+
+def _whole(gaps: Iterable[Row]) -> list[Row]:
+    """Gaps that are not only some of the offsets between their positions."""
+    return [gap for gap in gaps if int(gap["end"]) - int(gap["start"]) == gap["offsets"]]
 
 
 def _check_range(where: str, manifest: Row) -> None:

@@ -21,7 +21,7 @@ import pytest
 from tests.sim import base
 from tests.sim.archive_accounts import Accountant
 from tests.sim.archive_heads import Heads
-from tests.sim.archive_many import HoledBackup, ManyTopics
+from tests.sim.archive_many import HoledBackup, HoledFolder, ManyTopics
 from tests.sim.archive_marks import Erasures, Markers
 from tests.sim.archive_store import Folders
 from tests.sim.journal_home import HomeWorld
@@ -106,8 +106,8 @@ class ArchiveStore(WatchedStore):
 def _open_source(url: str, **how: Any) -> Source:
     """As the product's, which knows no patterns of its own topics, nor backups with holes."""
     kind, _, name = url.partition(":")
-    if kind == "holed":
-        return HoledBackup(how["open_context"], name)
+    if kind in ("holed", "folder"):
+        return (HoledBackup if kind == "holed" else HoledFolder)(how["open_context"], name)
     return ManyTopics(how["open_context"], name) if kind == "many" else open_source(url, **how)
 
 
@@ -248,7 +248,11 @@ class ArchivesHome(HomeWorld):
         """One driver, until the source is drained."""
         archive = find_archive(home.context, name)
         pipeline = open_pipeline(home.context, archive, self.workers, generation)
+        self.wait_opened(home, generation)
         return Driver(home.context, pipeline, DriverOptions(**({"stop": self.stop()} | how))).run()
+
+    def wait_opened(self, home: Home, generation: int | None) -> None:
+        """What passes between the opening of a driver and its first call."""
 
     def some_driver(self, take_over: float) -> dict[str, Any]:
         """How one of several drivers runs: it drains, waits for others, follows, or takes over."""

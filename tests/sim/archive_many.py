@@ -5,6 +5,7 @@
 An archive of it is run with ``--start latest`` only: what was there when it was created begins at
 the ends that its creation saw, and what appears later begins at its first event. ``HoledBackup`` is
 a copy of what an archive holds of a topic, without every third event; so is a compacted topic.
+``HoledFolder`` is the same as a folder of files: it does not know whether it ever had these events.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import numpy as np
 import pyarrow as pa
 
+from tidelog.connectors.files import holes
 from tidelog.connectors.source import (
     Bounds,
     Chunk,
@@ -24,12 +27,13 @@ from tidelog.connectors.source import (
     Source,
     SourcePartition,
     SourceRange,
+    range_offsets,
 )
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.context import OpenContext
 from tidelog.log.topics import list_topics
 
-__all__ = ["HoledBackup", "ManyTopics", "is_hole"]
+__all__ = ["HoledBackup", "HoledFolder", "ManyTopics", "is_hole"]
 
 
 class ManyTopics:
@@ -111,6 +115,21 @@ class HoledBackup:
         return self._topic.count(start, end)
 
 
+class HoledFolder(HoledBackup):
+    """The same as files of a folder, some of which are missing."""
+
+    @property
+    def url(self) -> str:
+        return f"folder:{self._archive}"
+
+    def missing(self, range: SourceRange, read: int) -> MissingOffsets:
+        start, limit = range_offsets(range)
+        found = [chunk.batch.column("offset").to_numpy() for chunk in self.read(range)]
+        held = np.concatenate([*found, np.empty(0, np.int64)])
+        lacking = holes.holes_between(held, start, limit)
+        return holes.missing_in_files(range, lacking, limit - start - read)
+
+
 @dataclass(frozen=True)
 class _Holed:
     reader: RangeReader
@@ -133,4 +152,4 @@ def is_hole(offset: int) -> bool:
 
 _source: type[Source] = ManyTopics
 _holed: type[Source] = HoledBackup
-_explaining: type[ExplainingSource] = ManyTopics
+_explaining: tuple[type[ExplainingSource], ...] = (ManyTopics, HoledFolder)

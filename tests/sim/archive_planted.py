@@ -35,7 +35,7 @@ from tests.sim.archive_worlds import (
 )
 from tests.sim.backups_world import BackupsWorld
 from tests.sim.copies_world import CopiesWorld
-from tests.sim.late_world import LateWorld
+from tests.sim.late_world import FoldersWorld, LateWorld
 from tests.sim.moves_world import MovesWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedWorld
@@ -568,6 +568,10 @@ BUGS: Mapping[str, Bug] = {
         "P3", moves_planted.stream_passes_a_failed_event, MovesWorld
     ),
     "a pump passes late events": Bug("P4a", moves_planted.pump_passes_late_events, LateWorld),
+    "a folder claims what never was": Bug(
+        "P4a", moves_planted.folder_claims_what_never_was, FoldersWorld
+    ),
+    "a promote hides gaps": Bug("P4a", moves_planted.promote_hides_gaps, FoldersWorld),
     "a late range moves the position": Bug(
         "P4", moves_planted.late_range_moves_the_position, LateWorld
     ),

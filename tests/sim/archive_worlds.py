@@ -190,6 +190,11 @@ class HolesWorld(GenerationsWorld):
         super().__init__(seed)
         self.kinds = {"build", self.random.choice(["trim", "erase", "replay", "build"])}
 
+    def wait_opened(self, home: Home, generation: int | None) -> None:
+        """Some drivers of a backfill begin after its generation was promoted, and driven on."""
+        if generation is not None and self.process.name == "backfill" and self.chance(0.4):
+            home.context.clock.sleep(self.random.uniform(0, 20))
+
     def change_generation(self, home: Home) -> None:
         archive = find_archive(home.context, "day")
         others = archive.in_state("kept")

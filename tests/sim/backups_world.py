@@ -1,5 +1,7 @@
 """Archives of a backup that lacks every third event: erased is never the same as never there.
 
+In every second world the backup is a folder of files, of which these offsets are gaps.
+
 Nothing is deleted from the topic here. Events are erased from the archives themselves, the oldest
 events of the backup are removed at any offset, and generations are built of what is left there and
 of the live generation's files. The account must tell both kinds of missing offsets apart, in every
@@ -20,11 +22,10 @@ __all__ = ["BackupsWorld"]
 class BackupsWorld(GenerationsWorld):
     """One seed's world."""
 
-    source = "holed:t"
-
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.kinds = {"build", "erase", "trim"}
+        self.source = "folder:t" if seed % 2 else "holed:t"
 
     def trim_to(self, number: int, past: bool) -> int:
         """Most often an offset inside of a range that all archives have committed.

@@ -3,12 +3,15 @@
 A person moves the archive's position past events. Others build generations of the topic, which have
 these events, promote them, and roll back. Two processes pump the archive into a topic meanwhile.
 In the end the topic has every event of the live generation from where the pump began, and none
-twice.
+twice. ``FoldersWorld``: the archive is made of a folder of files, of which some are missing, and
+generations are built of the topic, which has their events.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import msgspec
 
 from tests.sim.archive_store import Generation
 from tests.sim.journal_raw import Gone
@@ -18,12 +21,13 @@ from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.topics import find_topic
+from tidelog.model.archive import ArchiveFormat
 from tidelog.pipeline.base import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import find_pipeline
 
-__all__ = ["LateDone", "LateWorld"]
+__all__ = ["FoldersWorld", "LateDone", "LateWorld"]
 
 
 @dataclass
@@ -98,3 +102,13 @@ class LateWorld(MovesWorld):
             is_before = place[2] < int(head.begin.position)
             is_gone = is_before or isinstance(self.truth.now(place), Gone)
             assert is_gone or event_id in copies, f"the pump has passed {event_id}"
+
+
+class FoldersWorld(LateWorld):
+    """The same, of an archive whose folder lacks files."""
+
+    source = "folder:t"
+
+    def making(self, of: ArchiveFormat) -> ArchiveFormat:
+        """Most generations are built of what has all events."""
+        return msgspec.structs.replace(of, source=self.random.choice(["topic:t", "topic:t", ""]))

@@ -7,14 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from tidelog.connectors.archive import source as archive_source
 from tidelog.connectors.archive.reader import PlannedCommits
+from tidelog.connectors.files import holes
+from tidelog.connectors.source import MissingOffsets
 from tidelog.erasure import updates
 from tidelog.pipeline import cycle, failures, ranges, seek
 from tidelog.pipeline.stream import HandlerWorkers
 
 __all__ = [
     "copies_are_not_looked_at_again",
+    "folder_claims_what_never_was",
     "late_range_moves_the_position",
+    "promote_hides_gaps",
     "pump_passes_late_events",
     "redo_leaves_dead_letters_out",
     "seek_records_no_gap",
@@ -75,6 +80,20 @@ def stream_passes_a_failed_event(patch: Patch) -> None:
 def pump_passes_late_events(patch: Patch) -> None:
     """A pump looks only at what is after its position."""
     patch.setattr(cycle, "span_to_read", lambda head, held: (head.position, held))
+
+
+def promote_hides_gaps(patch: Patch) -> None:
+    """A range counts what the live generation lacks, though it was read from the one before."""
+    patch.setattr(archive_source._Planned, "within", lambda *_: None)
+
+
+def folder_claims_what_never_was(patch: Patch) -> None:
+    """Offsets that no file of a folder has count as never there."""
+
+    def absent(range: object, found: object, offsets: int) -> MissingOffsets:
+        return MissingOffsets(absent=offsets)
+
+    patch.setattr(holes, "missing_in_files", absent)
 
 
 def late_range_moves_the_position(patch: Patch) -> None:

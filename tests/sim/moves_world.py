@@ -208,6 +208,7 @@ class MovesWorld(ArchivesWorld):
             rows = self.folders.source_rows(of, partition)
             reasons = {gap["reason"] for gap in rows.head["gaps"]} if rows else set()
             allowed = {"seek", "retention"} if "trim" in self.kinds else {"seek"}
+            allowed |= {"files"} if self.source.startswith("folder:") else set()
             assert reasons <= allowed, f"{of.folder} {partition} has gaps for {reasons}"
 
     def check_handled(self) -> None:

@@ -298,10 +298,10 @@ def _missing_ranges(before: PreviousAccount, now: Account) -> Iterator[tuple[str
         (max(first, int(now.end)), last, f"this one ends at {now.end}"),
     ]
     for gap in now.gaps:
-        if not gap.is_partial:
+        if not gap.is_partial and gap.is_loss:  # a promote compares what files lack
             why = f"this one has a gap there: {gap.reason}"
             found.append((max(first, int(gap.start)), min(last, int(gap.end)), why))
-    known = [(int(gap.start), int(gap.end)) for gap in before.gaps]
+    known = [(int(gap.start), int(gap.end)) for gap in before.gaps if not gap.is_partial]
     for start, end, why in found:
         for first_left, end_left in without([(start, end)], known):
             yield str(first_left), str(end_left), why

@@ -93,8 +93,18 @@ class Coverage:
 
     def intervals(self) -> list[Interval]:
         """Returns the covered offsets, including gaps that are only some of their offsets."""
-        gaps = [(int(gap.start), int(gap.end)) for gap in self.gaps if not gap.is_partial]
-        return without([(int(self.begin), int(self.end))], gaps)
+        return self._without(gap for gap in self.gaps if not gap.is_partial)
+
+    def claimed(self) -> list[Interval]:
+        """Returns the covered offsets, including those that its files lacked.
+
+        Most of these never held an event. ``LackingEvents`` shows if another generation has one.
+        """
+        return self._without(gap for gap in self.gaps if not gap.is_partial and gap.is_loss)
+
+    def _without(self, gaps: Iterable[Gap]) -> list[Interval]:
+        spans = [(int(gap.start), int(gap.end)) for gap in gaps]
+        return without([(int(self.begin), int(self.end))], spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +157,8 @@ def held_spans(
     spans = [(int(held.first), int(held.end))]
     if isinstance(source, ArchiveSource):
         begin, end = int(covered.begin), int(covered.end)
-        gaps = [(int(gap.start), int(gap.end)) for gap in source.gaps(partition)]
+        known = (gap for gap in source.gaps(partition) if not gap.is_scattered)
+        gaps = [(int(gap.start), int(gap.end)) for gap in known]
         spans = without(spans, [(max(begin, a), min(end, b)) for a, b in gaps if a < end])
     return spans
 
@@ -200,7 +211,7 @@ def _lacks(partition: str, old: Coverage, new: Coverage | None) -> list[MissingR
         new = None  # another topic or file with this name
     if not old.by_offset:
         return _lacks_borders(partition, old.borders, () if new is None else new.borders)
-    have = new.intervals() if new is not None and new.by_offset else []
+    have = new.claimed() if new is not None and new.by_offset else []
     left = without(old.intervals(), have)
     return [MissingRange(partition, str(start), str(end)) for start, end in left]
 
@@ -276,7 +287,7 @@ class LackingEvents:
             start = max(int(manifest.start), int(old.begin))
             end = min(int(manifest.end), int(old.end))
             is_known = (partition, manifest.start, manifest.end) in self._compared
-            lacks = manifest.absent or any(gap.is_partial for gap in manifest.lost)
+            lacks = _unread(manifest)
             if start < end and lacks and not is_known:
                 found.append((manifest, (start, end)))
         return found
@@ -310,7 +321,8 @@ class LackingEvents:
 
 def _unread(manifest: Manifest) -> int:
     """Returns how many offsets of a range its source lacked; the range cannot have them."""
-    return manifest.absent + sum(gap.offsets for gap in manifest.lost if gap.is_partial)
+    unknown = (gap for gap in manifest.lost if gap.is_partial or not gap.is_loss)
+    return manifest.absent + sum(gap.offsets for gap in unknown)
 
 
 def _span(manifest: Manifest) -> int:

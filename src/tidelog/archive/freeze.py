@@ -131,7 +131,8 @@ def _with_note(head: Progress, before: Progress) -> Progress:
 
 def _with_decisions(head: Progress, before: Progress) -> Progress:
     """Returns the head with the gaps and the end that a person accepted at the same position."""
-    decided = [gap for gap in before.gaps if before.ended or gap.reason == "vanished"]
+    reasons = ("remade", "parent", "vanished") if before.ended else ("vanished",)
+    decided = [gap for gap in before.gaps if gap.reason in reasons]
     known = {(gap.start, gap.end, gap.reason) for gap in head.gaps}
     more = [gap for gap in decided if (gap.start, gap.end, gap.reason) not in known]
     lost = head.totals.lost + len(more)

@@ -282,7 +282,7 @@ class _VerifyLook:
             dead += [file for file in manifest.files if file.kind == "dead"]
             self.tally.events += manifest.read
             self.tally.dropped += manifest.dropped
-            for gap in manifest.lost:
+            for gap in (each for each in manifest.lost if each.is_loss):
                 self.tally.lost += 1
                 what = f"{gap.start} to {gap.end} is a gap, by reason: {gap.reason}"
                 self.tally.note("lost", partition, what, "nothing: it is on record")
@@ -299,9 +299,21 @@ class _VerifyLook:
             recount.add_replay(manifest, dead)
             dead, problems = check_replay(manifest, stretch, dead)
             self.tally.add(*problems)
+        self._note_lacking(partition, recount)
         self._check_dead(partition, dead, made)
         recount.add_dead(dead)
         self._check_account(pipeline, recount, rows)
+
+    def _note_lacking(self, partition: str, recount: Recount) -> None:
+        """Notes what the folder that was read lacks, once: a topic may have many such offsets."""
+        gaps = [gap for gap in recount.gaps if not gap.is_loss]
+        if gaps:
+            what = f"{sum(gap.offsets for gap in gaps)} offsets are in no file that was read"
+            do = (
+                "nothing, if no file of the folder was missing: some offsets never hold an event; "
+                "else backfill from a complete copy, and promote it"
+            )
+            self.tally.note("files", partition, what, do)
 
     def _check_account(self, pipeline: str, recount: Recount, rows: _PartitionRows) -> None:
         """Checks that files, ranges, head and previous generation account for every offset."""

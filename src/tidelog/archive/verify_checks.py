@@ -324,7 +324,9 @@ class SourceCheck:
     def late(self, partition: str, head: Progress | None) -> Iterator[Problem]:
         """Yields parts of gaps that the source, another archive, has now."""
         held = self._bounds.get(partition)
-        for start, end in late_spans(head, held) if head is not None and held is not None else ():
+        if head is None or held is None or not isinstance(self._source, ArchiveSource):
+            return
+        for start, end in late_spans(head, held):
             what = f"{start} to {end} is a gap, and `{self._source.url}` has its events now"
             do = f"`tidelog archive backfill {self._archive}`, then promote the new generation"
             yield Problem("lost", partition, what, do)

@@ -19,6 +19,9 @@ __all__ = [
     "FAILURES_MAX",
     "FILES_PASSED_MAX",
     "FILE_FINISHED_MS",
+    "FILE_GAPS_MAX",
+    "FILE_GAPS_PER_RANGE",
+    "FILE_GAPS_SHORT",
     "FILE_GAP_OFFSETS",
     "FILE_PARTITION_BYTES_MAX",
     "FOLDER_NAME_BYTES_MAX",
@@ -133,6 +136,9 @@ MERGED_BYTES_MAX = 16 << 20  # of a merged manifest
 MERGED_ROW_BYTES_MAX = 200_000  # of a merged commit's row; 300,000 bytes fit
 MERGES_MAX = 50  # of one sweep in one source partition; each reads up to 24 manifests
 GAPS_MAX = 1_000  # per source partition; its head lists them all
+FILE_GAPS_MAX = 500  # of these, what a folder of files lacks; the rest is only counted
+FILE_GAPS_SHORT = 100  # with this many, one missing offset is only counted: most are markers
+FILE_GAPS_PER_RANGE = 8  # the longest ones
 RESERVE_BYTES = 4 << 20  # reserved beside a SQLite catalog
 RANGE_CUTS_MAX = 256  # tasks of one range; its intent lists where it is cut
 RANGE_FOLDERS_MAX = 10_000  # per range of an archive; other events become dead letters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -65,7 +66,9 @@ still had. ``latest``: at the end when the archive was created. ``explicit``: wh
 address, or a seek before the first run, says.
 """
 
-GapReason = Literal["retention", "remade", "parent", "vanished", "upstream", "transform", "seek"]
+GapReason = Literal[
+    "retention", "remade", "parent", "vanished", "upstream", "transform", "seek", "files"
+]
 """Why a source partition's events are missing from an archive.
 
 ``retention``: the source had deleted them before they were read, and a person accepted that.
@@ -74,7 +77,8 @@ shard that was split or merged vanished before it was read to its end. ``vanishe
 topic of a pattern, was removed before it was read to its end, and a person accepted that.
 ``upstream``: the archive that is the source has a gap there. ``transform``: they were read from
 files of a generation or archive whose transform had dropped them. ``seek``: a person moved the
-position past them.
+position past them. ``files``: no file of the folder that was read has them. They may never have
+been there, as markers of transactions, or a file may be missing: a folder does not show which.
 """
 
 
@@ -87,10 +91,10 @@ class Begin(Persisted, frozen=True):
 
 
 class Gap(Persisted, frozen=True):
-    """Offsets of the source that were skipped by a recorded decision.
+    """Offsets of the source that were skipped by a recorded decision, or that a folder lacks.
 
     All offsets between the positions, except for the reason ``transform``, where it is some of
-    them.
+    them, and for ``files`` if they are too many to list.
     """
 
     start: str
@@ -103,6 +107,16 @@ class Gap(Persisted, frozen=True):
         """Returns whether it covers only some of the offsets between its positions."""
         whole = offsets_between(self.start, self.end)
         return self.reason == "transform" or (whole is not None and 0 < self.offsets < whole)
+
+    @property
+    def is_scattered(self) -> bool:
+        """Returns whether it is what a folder lacks here and there between its positions."""
+        return self.reason == "files" and self.is_partial
+
+    @property
+    def is_loss(self) -> bool:
+        """Returns whether events are known to be lost; what a folder lacks may never have been."""
+        return self.reason != "files"
 
 
 class ListedPartition(Persisted, frozen=True):
@@ -154,7 +168,7 @@ class Totals(Persisted, frozen=True):
     files: int = 0
     bytes: int = 0
     dead: int = 0
-    lost: int = 0  # gaps
+    lost: int = 0  # gaps, except what a folder lacks
     left_out: int = 0  # events that were erased from the target before they arrived
     dropped: int = 0  # events that the transform dropped
     deleted: int = 0  # offsets whose events were deleted from the source before they were read
@@ -163,7 +177,7 @@ class Totals(Persisted, frozen=True):
     filled: int = 0  # events that were read from another generation's files
     committed_ms: int = 0  # when the last commit was made
     dead_ms: int = 0  # when the last one with dead letters was
-    lost_ms: int = 0  # when the last one with a gap was
+    lost_ms: int = 0  # when the last one with such a gap was
     event_ms: int = -1  # the latest event time of the last range that had any
     path_ms: int = -1  # the parser's time of the last event with one that is not in the future
 
@@ -180,7 +194,7 @@ class Totals(Persisted, frozen=True):
             files=self.files + len(manifest.files),
             bytes=self.bytes + sum(file.size for file in manifest.files),
             dead=self.dead + manifest.dead,
-            lost=self.lost + len(manifest.lost),
+            lost=self.lost + sum(gap.is_loss for gap in manifest.lost),
             left_out=self.left_out + manifest.left_out,
             dropped=self.dropped + manifest.dropped,
             deleted=self.deleted + manifest.deleted,
@@ -189,7 +203,7 @@ class Totals(Persisted, frozen=True):
             filled=self.filled + (manifest.read if manifest.filled else 0),
             committed_ms=now_ms,
             dead_ms=now_ms if manifest.dead else self.dead_ms,
-            lost_ms=now_ms if manifest.lost else self.lost_ms,
+            lost_ms=now_ms if any(gap.is_loss for gap in manifest.lost) else self.lost_ms,
             event_ms=max((file.last_ms for file in manifest.files), default=self.event_ms),
             path_ms=max(told, key=lambda file: file.last_offset).path_ms if told else before_ms,
         )
@@ -379,16 +393,31 @@ def offsets_between(start: str, end: str) -> int | None:
 
 
 def joined_gaps(gaps: tuple[Gap, ...], more: tuple[Gap, ...]) -> tuple[Gap, ...]:
-    """Returns gaps in order; joins neighbors with the same reason."""
+    """Returns gaps in order; joins neighbors with the same reason.
+
+    What a folder lacks here and there becomes one gap with the total, however far apart it is.
+    """
     joined = list(gaps)
     for gap in more:
-        last = joined[-1] if joined else None
-        if last is not None and (last.end, last.reason) == (gap.start, gap.reason):
-            offsets = last.offsets + gap.offsets
-            joined[-1] = Gap(last.start, gap.end, gap.reason, offsets)
-        else:
+        at = _joining(joined, gap)
+        if at is None:
             joined.append(gap)
+            continue
+        last = joined[at]
+        start, end = last.start, gap.end
+        if gap.is_scattered:
+            start, end = min(start, gap.start, key=int), max(last.end, end, key=int)
+        joined[at] = Gap(start, end, gap.reason, last.offsets + gap.offsets)
     return tuple(joined)
+
+
+def _joining(gaps: Sequence[Gap], gap: Gap) -> int | None:
+    """Returns which gap of a list another one is joined with; None: it is one of its own."""
+    for at in reversed(range(len(gaps))):
+        if gaps[at].is_scattered == gap.is_scattered:
+            is_next = (gaps[at].end, gaps[at].reason) == (gap.start, gap.reason)
+            return at if gap.is_scattered or is_next else None
+    return None
 
 
 class ReplacedFile(Persisted, frozen=True, array_like=True):

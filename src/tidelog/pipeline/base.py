@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -37,6 +38,7 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
+from tidelog.model import limits
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import (
     Aside,
@@ -45,6 +47,7 @@ from tidelog.model.pipeline import (
     Intent,
     Manifest,
     Progress,
+    joined_gaps,
     offsets_between,
 )
 from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader, CompletedReader
@@ -108,11 +111,15 @@ class ErasedRows:
 
     def count_in(self, start: int, end: int, gaps: Sequence[Gap] = ()) -> int:
         """Returns how many erased offsets are between two, outside of gaps."""
-        inside = self.offsets[(self.offsets >= start) & (self.offsets < end)]
+        inside = self.within(start, end)
         for gap in gaps:
             if not gap.is_partial:
                 inside = inside[(inside < int(gap.start)) | (inside >= int(gap.end))]
         return len(inside)
+
+    def within(self, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Returns the erased offsets between two."""
+        return self.offsets[(self.offsets >= start) & (self.offsets < end)]
 
 
 NO_ERASED_ROWS = ErasedRows()
@@ -252,23 +259,63 @@ def missing_from(
             f"source partition `{track.partition.text}`: {produced.read} events came from "
             f"[{start}, {produced.end}), which are more than it has offsets"
         )
-    return _with_erased(missing, reached, track.erased, produced.staged.left_out)
+    if offsets_between(start, produced.end) is None:
+        return missing
+    missing = _with_erased(missing, reached, track.erased, produced.staged.left_out)
+    return _with_few_gaps(missing, reached, track.head)
 
 
 def _with_erased(
     missing: MissingOffsets, range: SourceRange, erased: ErasedRows, left_out: int
 ) -> MissingOffsets:
-    """Returns what is missing, where no offset known to be erased counts as never there.
+    """Returns what is missing, where no offset known to be erased counts as something else.
 
     A source may know only totals, or no longer know that an offset had an event. Of the erased
     offsets, ``left_out`` ones were read at most, and a transform dropped some at most.
     """
-    if not missing.absent or offsets_between(range.start, range.limit) is None:
-        return missing
     known = erased.count_in(int(range.start), int(range.limit), missing.gaps) - left_out
-    known -= sum(gap.offsets for gap in missing.gaps if gap.is_partial)
-    moved = min(missing.absent, max(0, known - missing.deleted))
-    return replace(missing, absent=missing.absent - moved, deleted=missing.deleted + moved)
+    known -= sum(gap.offsets for gap in missing.gaps if gap.is_partial and gap.is_loss)
+    known = max(0, known - missing.deleted)
+    absent = max(0, missing.absent - known)
+    known -= missing.absent - absent
+    gaps: list[Gap] = []
+    for gap in missing.gaps:
+        if gap.is_loss:
+            gaps.append(gap)
+        elif not gap.is_scattered:
+            gaps += _pieces(gap, erased)
+        elif gap.offsets > known:
+            gaps.append(Gap(gap.start, gap.end, gap.reason, gap.offsets - known))
+    deleted = missing.offsets - absent - sum(gap.offsets for gap in gaps)
+    return MissingOffsets(absent, deleted, tuple(gaps))
+
+
+def _pieces(gap: Gap, erased: ErasedRows) -> list[Gap]:
+    """Returns the parts of a gap between erased offsets."""
+    inside = erased.within(int(gap.start), int(gap.end)).tolist()
+    edges = [int(gap.start) - 1, *sorted(set(inside)), int(gap.end)]
+    return [
+        Gap(str(before + 1), str(after), gap.reason, after - before - 1)
+        for before, after in pairwise(edges)
+        if before + 1 < after
+    ]
+
+
+def _with_few_gaps(missing: MissingOffsets, range: SourceRange, head: Progress) -> MissingOffsets:
+    """Returns what is missing, where what files lack fits into the head: the rest is counted."""
+    listed = sum(not gap.is_loss for gap in head.gaps)
+    gaps: list[Gap] = []
+    others = 0
+    for gap in missing.gaps:
+        is_short = gap.offsets == 1 and listed >= limits.FILE_GAPS_SHORT
+        if gap.is_loss or gap.is_scattered or not (is_short or listed >= limits.FILE_GAPS_MAX):
+            gaps.append(gap)
+            listed += not gap.is_loss
+        else:
+            others += gap.offsets
+    if others:
+        gaps = list(joined_gaps(tuple(gaps), (Gap(range.start, range.limit, "files", others),)))
+    return replace(missing, gaps=tuple(gaps))
 
 
 def is_idle(intent: Intent, produced: TaskOutput) -> bool:

@@ -1,6 +1,7 @@
 """Events that an archive got after a reader of it had passed the gap they were in.
 
-A generation that is promoted may have events where the one before it had a gap. A pump or a stream
+A generation that is promoted may have events where the one before it had a gap, or was made of a
+folder without some files. A pump or a stream
 that has passed the gap goes back for them: the cycle plans a range inside of the gap, and its
 commit leaves the position where it is and removes that part of the gap. All else is as for any
 range, so each event comes once. It comes later than its neighbors.
@@ -10,6 +11,7 @@ An archive keeps the gap instead: its files are ordered by offset. A backfill fi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import msgspec
@@ -20,6 +22,8 @@ from tidelog.model.pipeline import Gap, Manifest, Progress, Totals, offsets_betw
 __all__ = ["late_head", "late_spans", "span_to_read"]
 
 Span = tuple[int, int]
+
+_FILLED = ("upstream", "files")  # reasons of gaps that an archive may fill later
 
 
 def span_to_read(head: Progress, held: Bounds) -> tuple[str, Bounds]:
@@ -33,7 +37,7 @@ def late_spans(head: Progress, held: Bounds) -> list[Span]:
     """Returns the offsets in gaps of a head that its source, an archive, has now."""
     if offsets_between(held.first, held.end) is None:
         return []
-    passed = [_span(gap) for gap in head.gaps if gap.reason == "upstream" and not gap.is_partial]
+    passed = [_span(gap) for gap in head.gaps if gap.reason in _FILLED and not gap.is_partial]
     missing = [_span(gap) for gap in held.gaps if not gap.is_partial]
     found: list[Span] = []
     for start, end in passed:
@@ -68,11 +72,15 @@ def late_head(head: Progress, manifest: Manifest, totals: Totals) -> Progress:
         totals=msgspec.structs.replace(
             totals,
             skipped=sum(gap.offsets for gap in after),
-            lost=before.lost + len(after) - len(head.gaps),
+            lost=before.lost + _losses(after) - _losses(head.gaps),
             event_ms=before.event_ms,
             path_ms=before.path_ms,
         ),
     )
+
+
+def _losses(gaps: Iterable[Gap]) -> int:
+    return sum(gap.is_loss for gap in gaps)
 
 
 def _span(gap: Gap) -> Span:

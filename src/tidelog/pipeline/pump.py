@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tidelog.codec.fields import FieldPaths
+from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.by_url import refuse_archive_folder, sink_at, source_at
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import Bounds, Source, SourcePartition
@@ -106,7 +107,7 @@ def open_pump(
         sink,
         workers,
         wanted.transform,
-        goes_back=True,
+        goes_back=isinstance(source, ArchiveSource),
     )
 
 

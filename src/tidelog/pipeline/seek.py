@@ -318,7 +318,7 @@ def _readers(
             yield f"pipeline `{each.name}`", remedy, each.incarnation
 
 
-_UNDONE = ("seek", "upstream")  # reasons of gaps that a move back can undo
+_UNDONE = ("seek", "upstream", "files")  # reasons of gaps that a move back can undo
 
 
 class _Skips:
@@ -484,7 +484,8 @@ class _Seek(Cycle):
                 return
             name, gap = found
             moved = _moved_back(track.head, gap.start, source.before)
-            totals, lost = moved.totals, gap.reason != "seek"  # which is not counted as lost
+            # A seek is not counted as lost.
+            totals, lost = moved.totals, gap.is_loss and gap.reason != "seek"
             totals = msgspec.structs.replace(
                 totals, commits=totals.commits - 1, lost=totals.lost - lost
             )
@@ -503,7 +504,9 @@ def _moved_back(head: Progress, to: str, before: Callable[[str, str], bool]) -> 
     """Returns a head at an earlier position, without the gaps after it: these are read again."""
     gaps: list[Gap] = []
     for gap in head.gaps:
-        if before(to, gap.end) and before(gap.start, to):  # neighbors of one reason were joined
+        if gap.is_scattered and before(gap.start, to):  # what is undone has none of it
+            gaps.append(gap)
+        elif before(to, gap.end) and before(gap.start, to):  # neighbors of one reason were joined
             offsets = min(gap.offsets, offsets_between(gap.start, to) or 0)
             gaps.append(Gap(gap.start, to, gap.reason, offsets))
         elif not before(to, gap.end):

@@ -23,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidelog.codec.event_batch import events_of
+from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.by_url import refuse_archive_folder, source_at
 from tidelog.connectors.sink import RangeWriter, TargetSink, Written
 from tidelog.connectors.source import Chunk, DividingReader, SourcePartition
@@ -130,7 +131,7 @@ def open_stream(
         sink,
         workers,
         title=f"stream {name}",
-        goes_back=True,
+        goes_back=isinstance(opened, ArchiveSource),
     )
 
 

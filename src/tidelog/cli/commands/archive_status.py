@@ -23,6 +23,8 @@ from tidelog.model.times import duration_ms
 
 __all__ = ["account_values", "finalize", "register", "show_accounts", "status"]
 
+_GAPS_SHOWN = 20  # per source partition
+
 _COLUMNS = (
     "partition",
     "begin",
@@ -70,11 +72,13 @@ def show_accounts(output: Output, name: str, accounts: Sequence[Account]) -> Non
     output.title("What became of every offset since the archive's start")
     output.records(_COLUMNS, [_row(each) for each in accounts])
     for each in accounts:
-        for gap in each.gaps:
+        for gap in each.gaps[:_GAPS_SHOWN]:
             output.say(
                 f"{name}: {each.partition}: gap from {gap.start} to {gap.end}, {_size(gap)}: "
                 f"{gap.reason}"
             )
+        if more := len(each.gaps[_GAPS_SHOWN:]):
+            output.say(f"{name}: {each.partition}: {counted(more, 'more gap')}: --json lists all")
         if each.problem:
             output.say(f"{name}: {each.partition}: does not add up: {each.problem}")
     if any(each.is_numbered for each in accounts):

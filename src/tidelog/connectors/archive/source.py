@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidelog.connectors.archive.reader import PlannedCommits, is_number, plan_commits
 from tidelog.connectors.source import (
@@ -106,6 +106,24 @@ class _History:
         return self.commits[first:last]
 
 
+class _Planned(NamedTuple):
+    """A range as it was planned, with the manifests of its generation."""
+
+    range: SourceRange
+    pipeline: str
+    manifests: Sequence[Manifest]
+
+    def within(self, range: SourceRange) -> list[Manifest] | None:
+        """Returns those of a part of the range; None if it is not a part."""
+        if not (is_number(range.start) and is_number(range.limit)):
+            whole = (range.start, range.limit) == (self.range.start, self.range.limit)
+            return list(self.manifests) if whole else None
+        start, limit = int(range.start), int(range.limit)
+        if start < int(self.range.start) or int(self.range.limit) < limit:
+            return None
+        return [m for m in self.manifests if int(m.start) < limit and start < int(m.end)]
+
+
 class ArchiveSource:
     """A generation of an archive of the home that ``open_context`` opens."""
 
@@ -115,6 +133,7 @@ class ArchiveSource:
         self._name = name
         self._generation = generation
         self._known: dict[SourcePartition, _History] = {}  # as last seen
+        self._planned: dict[SourcePartition, _Planned] = {}  # the last range of each
 
     @property
     def url(self) -> str:
@@ -161,10 +180,16 @@ class ArchiveSource:
         """Returns what the archive lacks in a range, from the counts of its commits.
 
         Its gaps, and what its transform dropped, are gaps with the given reason. Without one, each
-        keeps its own.
+        keeps its own. If another generation was promoted since the range was planned, the one that
+        was read counts: the other may have events in its gaps, which nothing has read.
         """
+        planned = self._planned.get(range.partition)
         with self._open_context() as context:
             archive = self._archive(context)
+            if planned is not None and planned.pipeline != archive.pipeline(self._generation):
+                manifests = planned.within(range)
+                if manifests is not None:
+                    return missing_in_commits(range, read, manifests, reason)
             history = self._histories(context, archive, [range.partition])[range.partition]
             return missing_in_commits(range, read, _manifests(context, history, range)[0], reason)
 
@@ -187,6 +212,7 @@ class ArchiveSource:
             history = self._histories(context, archive, [range.partition])[range.partition]
             check_incarnation(range, history.incarnation)
             manifests, commits = _manifests(context, history, range)
+            self._planned[range.partition] = _Planned(range, history.pipeline, manifests)
             replays = Replays(context, history.pipeline, range.partition.text)
             making = archive.making(self._generation)
             plan = plan_commits(range, manifests, making, archive.store, replays)
@@ -482,23 +508,32 @@ def missing_in_commits(
 ) -> MissingOffsets:
     """Returns why a range has fewer events than offsets, from the manifests that it touches.
 
-    Gaps get the given reason, or keep their own without one. Offsets that a transform dropped, here
-    or in an archive upstream, are only some of a range and keep that reason.
+    Gaps get the given reason, or keep their own without one. What a folder of files lacked keeps
+    that reason. Offsets that a transform dropped, here or in an archive upstream, are only some of
+    a range and keep that reason.
     """
     span = offsets_between(range.start, range.limit)
     if span is None:
         span = sum(_numbers(each) for each in manifests)
     left = span - read
     gaps: tuple[Gap, ...] = ()
+    scattered: tuple[Gap, ...] = ()
     some = [each.dropped for each in manifests]  # gaps that are only some offsets of a range
     for manifest in manifests:
         for gap in manifest.lost:
-            cut = cut_gap(gap, range.start, range.limit, reason=reason)
-            if cut is not None and gap.is_partial:
+            cut = cut_gap(gap, range.start, range.limit, reason=reason if gap.is_loss else None)
+            if cut is not None and gap.is_scattered:
+                # Its own positions: a range inside may have no event, and is no known gap.
+                scattered = joined_gaps(scattered, (Gap(gap.start, gap.end, "files", cut.offsets),))
+            elif cut is not None and gap.is_partial:
                 some.append(cut.offsets)
             elif cut is not None:
                 gaps = joined_gaps(gaps, (cut,))
     left -= sum(gap.offsets for gap in gaps)
+    for gap in scattered:
+        if unknown := min(max(0, left), gap.offsets):
+            gaps = (*gaps, Gap(gap.start, gap.end, gap.reason, unknown))
+            left -= unknown
     dropped = min(max(0, left), sum(some))
     if dropped:
         gaps = (*gaps, Gap(range.start, range.limit, "transform", dropped))

@@ -15,8 +15,9 @@ appears after its offsets were passed is an error, because its events would neve
 happens if dead letters are replayed, or an archive still writes to the folder; ``archive:NAME``
 reads both.
 
-The files of a backup only have their first offset. A missing file looks like offsets that the
-source never had. With the home at hand, read ``archive:NAME`` instead, which detects it.
+The files of a backup only have their first offset. A missing file looks like offsets that never
+held an event. So offsets that no file has are a gap with the reason ``files``, which claims
+neither. With the home at hand, read ``archive:NAME`` instead, which knows.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
+from tidelog.connectors.files.holes import holes_between, holes_between_files, missing_in_files
 from tidelog.connectors.files.listing import Chain, FolderListing, ListedFile, clashes, listed
 from tidelog.connectors.files.names import FileAddress, parse_file_address
 from tidelog.connectors.files.objects import opened
@@ -49,7 +51,9 @@ from tidelog.connectors.merge import MergeInput, gathered, merged, noted, within
 from tidelog.connectors.source import (
     Bounds,
     Chunk,
+    ExplainingSource,
     KnownPartition,
+    MissingOffsets,
     RangeReader,
     SkippingSource,
     Source,
@@ -221,6 +225,28 @@ class FilesSource:
         if any(first < limit and last >= start for first, last in held):
             return range.limit
         return str(min((first for first, _ in held if first >= limit), default=offset_at(end)))
+
+    def missing(self, range: SourceRange, read: int) -> MissingOffsets:
+        """Returns which offsets no file has, as of the last listing.
+
+        Looks into files only if they themselves lack some, as between two events of a transaction.
+        """
+        start, limit = range_offsets(range)
+        left = limit - start - read
+        store, listing = open_store_here(self._place.store), self._seen
+        if left and not (range.partition in listing.rows or range.partition in listing.chains):
+            listing = self._look(store)
+        if not left or range.partition in listing.rows:
+            return MissingOffsets(absent=left)
+        files = self._files_in_range(store, self._files(listing, range.partition), start, limit)
+        spans = zip((file.first for file in files), self._ends_of(store, files), strict=True)
+        holes = holes_between_files(list(spans), start, limit)
+        if sum(end - first for first, end in holes) != left:
+            offsets = (each.to_numpy() for file in files for each in file.offsets(store))
+            inside = [each[(each >= start) & (each < limit)] for each in offsets]
+            held = np.unique(np.concatenate([*inside, np.empty(0, np.int64)]))
+            holes = holes_between(held, start, limit)
+        return missing_in_files(range, holes, left)
 
     def _parts(self, store: Store, file: ListedFile) -> list[tuple[int, int]]:
         """Returns the first and last offset of each part of a file, split at large gaps."""
@@ -476,3 +502,4 @@ _reader: type[RangeReader] = PlannedFiles
 _tracking: type[TrackingSource] = FilesSource
 _leaving: type[SkippingSource] = FilesSource
 _sparse: type[SparseSource] = FilesSource
+_explaining: type[ExplainingSource] = FilesSource
