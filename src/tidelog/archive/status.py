@@ -520,9 +520,10 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
         )
     if each.dead > limits.max_dead and now_ms - each.totals.dead_ms <= limits.since_ms:
         yield (
-            f"{each.dead} dead letters (limit {limits.max_dead}): list them with `tidelog archive "
-            f"dead {archive.name}` and retry them with `tidelog archive dead {archive.name} "
-            f"--replay`, with --parser for another parser; `--max-dead {each.dead}` accepts them"
+            f"{each.dead} dead letter{'s' if each.dead > 1 else ''} (limit {limits.max_dead}): list "
+            f"them with `tidelog archive dead {archive.name}` and retry them with `tidelog archive "
+            f"dead {archive.name} --replay`, with --parser for another parser; to tolerate them, "
+            f"check with `tidelog archive status --check --max-dead {each.dead}`"
         )
     if each.totals.lost and now_ms - each.totals.lost_ms <= limits.since_ms:
         ranges = "1 range was" if each.totals.lost == 1 else f"{each.totals.lost} ranges were"

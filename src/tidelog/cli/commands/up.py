@@ -280,10 +280,11 @@ class View:
 
     def complain(self, name: str, text: str) -> None:
         """What a part said on its standard error."""
+        said = text if text.startswith(f"{name}: ") else f"{name}: {text}"
         if self._live is not None:
-            self._live.console.print(f"{name}: {text}", markup=False)
+            self._live.console.print(said, markup=False)
         else:
-            echo_aside(f"{name}: {text}")
+            echo_aside(said)
 
     def changed(self, part: SupervisedPart, parts: Iterable[SupervisedPart]) -> None:
         """A part has changed; ``parts`` are all of them."""
