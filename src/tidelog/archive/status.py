@@ -519,11 +519,12 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
             f"{archive.name}`"
         )
     if each.dead > limits.max_dead and now_ms - each.totals.dead_ms <= limits.since_ms:
+        letters = "dead letter" if each.dead == 1 else "dead letters"
         yield (
-            f"{each.dead} dead letter{'s' if each.dead > 1 else ''} (limit {limits.max_dead}): list "
+            f"{each.dead} {letters} (limit {limits.max_dead}): list "
             f"them with `tidelog archive dead {archive.name}` and retry them with `tidelog archive "
             f"dead {archive.name} --replay`, with --parser for another parser; to tolerate them, "
-            f"check with `tidelog archive status --check --max-dead {each.dead}`"
+            f"check with `tidelog archive status {archive.name} --check --max-dead {each.dead}`"
         )
     if each.totals.lost and now_ms - each.totals.lost_ms <= limits.since_ms:
         ranges = "1 range was" if each.totals.lost == 1 else f"{each.totals.lost} ranges were"
