@@ -254,6 +254,7 @@ def test_a_long_chain_over_many_kills(home: Home, tmp_path: Path) -> None:
     assert chain_over_kills(home, tmp_path, pumps=60, players=60) > 0
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_the_chain_on_moto(home: Home, moto_server: Moto, tmp_path: Path) -> None:
     source, target = (Stream(moto_server.endpoint, shards=3) for _ in range(2))

@@ -363,6 +363,7 @@ def done_by_restores(home: Home) -> int:
     return sum(head.ordinal for head in found if head is not None)
 
 
+@pytest.mark.long
 def test_restores_that_are_killed_bring_each_event_once(home: Home) -> None:
     fill(home, 30_000)
     archive = an_archive(home, "daily", parser="json:at")

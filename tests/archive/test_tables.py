@@ -431,6 +431,7 @@ def test_many_at_once_add_each_range_once(
     assert numbers(contents(archive, table)) == Counter(range(count))
 
 
+@pytest.mark.long
 def test_registers_that_are_killed_add_each_range_once(home: Home, table: str) -> None:
     archive = an_archive(home, parser="json:at")
     count = many_ranges(home, archive, 8)

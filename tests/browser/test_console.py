@@ -119,7 +119,7 @@ PAGES = {
 @pytest.mark.parametrize(
     ("name", "width", "height", "scheme"),
     [
-        ("light", 1280, 900, "light"),
+        pytest.param("light", 1280, 900, "light", marks=pytest.mark.long),
         ("dark", 1280, 900, "dark"),
         ("phone", 390, 844, "light"),
     ],

@@ -164,6 +164,7 @@ def check_amended(stored: dict[tuple[int, int], tuple[str | None, str]], lines: 
         assert found.get(each, "-") in values, f"{each} is {found.get(each)}, not of {values}"
 
 
+@pytest.mark.long
 def test_nothing_is_lost_when_compilers_are_killed(home: Home, tmp_path: Path) -> None:
     assert run(home, tmp_path, seconds=3, last=STEPS // 2).compilers >= STEPS
 

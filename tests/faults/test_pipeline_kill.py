@@ -226,6 +226,7 @@ def test_a_topic_is_archived_once_though_drivers_die_at_every_call(home: Home) -
     kill_both(home, TopicSource(home), 80)
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_transactions_are_archived_once_though_drivers_die(home: Home, kafka_server: Kafka) -> None:
     kill_both(home, TransactionalSource(kafka_server), 4, step=10)

@@ -105,6 +105,7 @@ def test_a_topic_that_kafka_does_not_have(kafka_server: Kafka) -> None:
         open_playback_sink(url, SinkContext({}, "no"))
 
 
+@pytest.mark.long
 def test_into_kafka_by_players_that_die(home: Home, target: Target, tmp_path: Path) -> None:
     with Players(home, tmp_path, target.url()) as players:
         players.kill(4)
@@ -112,6 +113,7 @@ def test_into_kafka_by_players_that_die(home: Home, target: Target, tmp_path: Pa
     assert Counter(found) == wanted()
 
 
+@pytest.mark.long
 def test_into_kinesis_by_players_that_die(
     home: Home, moto_server: Moto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

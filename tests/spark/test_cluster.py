@@ -70,6 +70,7 @@ spark.stop()
 """
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_executors_read_and_write_a_home_on_sqlite(

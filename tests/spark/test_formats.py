@@ -201,7 +201,13 @@ def hadoop_writer(spark: SparkSession, path: Path, key_class: str, compression: 
     return files.createWriter(context._jvm.org.apache.hadoop.conf.Configuration(), options)
 
 
-@pytest.mark.parametrize("codec", ["deflate", "snappy", "zstd", "none"])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "deflate",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("snappy", "zstd", "none")),
+    ],
+)
 def test_avros_own_library_reads_our_files(
     codec: str, local_spark: SparkSession, tmp_path: Path
 ) -> None:

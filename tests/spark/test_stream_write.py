@@ -58,6 +58,7 @@ def test_a_replayed_micro_batch_is_stored_once(
     assert topics.verify("copy").errors == 0
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_two_queries_write_side_by_side_under_their_own_names(topics: Home, stream: Stream) -> None:
     stream("orders", "copy", "one", sink="one")

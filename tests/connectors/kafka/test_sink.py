@@ -206,7 +206,14 @@ def dying(after: int, monkeypatch: pytest.MonkeyPatch, name: str) -> Callable[[]
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("step", ["_begin", "_produce", "_commit"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param("_begin", marks=pytest.mark.long),
+        pytest.param("_produce", marks=pytest.mark.long),
+        "_commit",
+    ],
+)
 def test_who_dies_inside_of_a_range_is_finished_by_the_next(
     home: Home, target: Target, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -419,6 +426,7 @@ def test_brokers_that_do_not_answer_are_told(home: Home) -> None:
         open_kafka(address, environ={}, store=home.store.url, timeout_s=2.0)
 
 
+@pytest.mark.long
 def test_a_broker_that_goes_away_and_comes_back(home: Home) -> None:
     with kafka.running(session_ms=3_000) as server:
         target = Target(server)

@@ -411,6 +411,7 @@ def kill_at(home: Home, play: Play, calls: range) -> None:
     assert ends.count(-signal.SIGKILL) >= len(ends) / 2
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_pumps_that_are_killed_at_some_calls_bring_each_change_once(home: Home, play: Play) -> None:
     make(home, play, groups=2)
