@@ -521,10 +521,10 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
     if each.dead > limits.max_dead and now_ms - each.totals.dead_ms <= limits.since_ms:
         letters = "dead letter" if each.dead == 1 else "dead letters"
         yield (
-            f"{each.dead} {letters} (limit {limits.max_dead}): list "
-            f"them with `tidelog archive dead {archive.name}` and retry them with `tidelog archive "
-            f"dead {archive.name} --replay`, with --parser for another parser; to tolerate them, "
-            f"check with `tidelog archive status {archive.name} --check --max-dead {each.dead}`"
+            f"{each.dead} {letters} (limit {limits.max_dead}): list them with `tidelog archive "
+            f"dead {archive.name}` and retry them with `tidelog archive dead {archive.name} "
+            "--replay`, with --parser for another parser; `archive status --check --max-dead "
+            f"{each.dead}` tolerates them"
         )
     if each.totals.lost and now_ms - each.totals.lost_ms <= limits.since_ms:
         ranges = "1 range was" if each.totals.lost == 1 else f"{each.totals.lost} ranges were"

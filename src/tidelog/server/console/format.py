@@ -57,6 +57,7 @@ _TOKENS = re.compile(
     r"|(?P<number>-?\d[\d.eE+-]*)|(?P<word>\b(?:true|false|null)\b)"
 )
 _TICKS = re.compile("`([^`\n]+)`")
+_OPTIONS = re.compile(r"(?<![^\s>])--[a-z][a-z-]{1,30}(?![\w-])")  # browsers break lines at dashes
 _PLAIN = re.compile(r"[\x20-\x7e\n\t\u00a1-\u02ff\u0370-\u058f]*")
 
 
@@ -74,7 +75,8 @@ def visible(text: str) -> str:
 
 def message(text: str) -> Markup:
     """Returns an escaped message with the names between backticks as code."""
-    return Markup(_TICKS.sub(r"<code>\1</code>", str(escape(visible(text)))))  # noqa: S704
+    marked = _TICKS.sub(r"<code>\1</code>", str(escape(visible(text))))
+    return Markup(_OPTIONS.sub(r'<span class="option">\g<0></span>', marked))  # noqa: S704
 
 
 def json_markup(text: str) -> Markup:
