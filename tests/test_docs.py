@@ -169,6 +169,10 @@ def test_the_overview_names_every_command() -> None:
     rows = table_after("docs/reference/commands.md", "# Commands")
     named = {word for row in rows for word in re.findall(r"[a-z][a-z-]*", row[0])}
     assert {name for name, command in cli.commands.items() if not command.hidden} <= named
+    for name, command in cli.commands.items():
+        if isinstance(command, click.Group):
+            own = " ".join(row[0] for row in rows if f"`tidelog {name} " in row[0])
+            assert set(command.commands) <= set(re.findall(r"[a-z][a-z-]*", own)), name
 
 
 def test_the_readme_names_the_two_commands_and_make_knows_all_targets() -> None:
