@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shlex
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -62,6 +63,7 @@ __all__ = [
     "real_world",
 ]
 
+_INIT = "`tidelog init"  # as errors name the command
 _ROUNDS = 3
 
 
@@ -209,6 +211,16 @@ def open_context(
     settings = load_settings(None if home is None else os.fspath(home), world.environ, world.folder)
     if settings.is_default or settings.store == "memory:":
         return create_context(settings, world=world)[0]
+    try:
+        return _existing_context(settings, world)
+    except NotFoundError as exc:
+        if home is None or _INIT not in exc.message:
+            raise
+        there = f"`tidelog --home {shlex.quote(os.fspath(home))} init"
+        raise NotFoundError(exc.message.replace(_INIT, there), **exc.context) from exc
+
+
+def _existing_context(settings: Settings, world: World) -> Context:
     meter = Meter()
     store = open_store_of(settings, world, meter)
     catalog = _existing_catalog(store, settings, world)

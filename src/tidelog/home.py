@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +29,7 @@ from tidelog.catalog import Catalog
 from tidelog.context import Context
 from tidelog.coordination.audit import user_at_host
 from tidelog.coordination.tokens import Tokens
-from tidelog.errors import InternalError, InvalidError, NotFoundError, TidelogError
+from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.journal.amendment_writer import append_absent
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions, Turn
@@ -64,7 +63,6 @@ __all__ = ["Home", "World", "create_home", "open_home"]
 
 Given = TypeVar("Given", Producer, Consumer)
 
-_INIT = "`tidelog init"  # as errors name the command
 _READERS = 4  # objects fetched at once, for all readers of a home
 
 
@@ -473,13 +471,7 @@ def open_home(home: str | os.PathLike[str] | None = None, *, world: World | None
     homes, or a home that needs newer code, raise ``InvalidError``.
     """
     world = world or real_world()
-    try:
-        return Home(open_context(home, world=world), world)
-    except NotFoundError as exc:
-        if home is None or _INIT not in exc.message:
-            raise
-        there = f"`tidelog --home {shlex.quote(os.fspath(home))} init"
-        raise NotFoundError(exc.message.replace(_INIT, there), **exc.context) from exc
+    return Home(open_context(home, world=world), world)
 
 
 def create_home(

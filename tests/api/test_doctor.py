@@ -33,8 +33,17 @@ def test_nothing_is_created(tmp_path: Path) -> None:
     world = World(environ={}, folder=tmp_path)
     assert "created on first use" in found(diagnose(world=world), "home").found
     missing = found(diagnose("elsewhere", world=world), "home")
-    assert (missing.state, "tidelog init" in missing.found) == ("problem", True)
+    assert missing.state == "problem"
+    assert "run `tidelog --home elsewhere init`" in missing.found
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_cannot_be_written_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
+    check = found(diagnose(world=World(environ={}, folder=tmp_path)), "home")
+    assert (check.state, "is not writable" in check.found) == ("problem", True)
 
 
 @pytest.mark.parametrize("skew_ms", [-60_000, 60_000])

@@ -91,7 +91,13 @@ def _home(text: str | None, world: World) -> Iterator[HealthCheck]:
     try:
         settings = load_settings(text, world.environ, world.folder)
         if settings.is_default and not (world.folder / DEFAULT_FOLDER).exists():
-            yield HealthCheck("home", "ok", f"none yet: ./{DEFAULT_FOLDER} is created on first use")
+            if os.access(world.folder, os.W_OK):
+                said = f"none yet: ./{DEFAULT_FOLDER} is created on first use"
+                yield HealthCheck("home", "ok", said)
+            else:
+                said = f"none yet, and `{world.folder}` is not writable"
+                do = "change the folder's rights, or choose another with --home"
+                yield HealthCheck("home", "problem", said, do)
             return
         context = open_context(text, world=world)
     except TidelogError as exc:
