@@ -212,7 +212,7 @@ def test_adoption_of_a_home_that_lost_its_catalog_says_so(place: Path, how: str)
             InvalidError, match=r"is missing or empty.*restore the catalog"
         ) as caught:
             attempt()
-        assert "tidelog init" not in str(caught.value)
+        assert " init`" not in str(caught.value)
 
 
 def test_adoption_of_a_home_whose_store_is_empty_says_so(place: Path) -> None:
