@@ -130,7 +130,7 @@ class Peer:
         self._spark.stop()
 
 
-def new_archive(home: Home, source: str, making: ArchiveFormat) -> Archive:
+def new_archive(home: Home, source: str, written_as: ArchiveFormat) -> Archive:
     name = uuid.uuid4().hex
     return create_archive(
         home.context,
@@ -138,11 +138,11 @@ def new_archive(home: Home, source: str, making: ArchiveFormat) -> Archive:
             name=name,
             incarnation=home.context.ids.new(),
             source=source,
-            kind="partition" if making.parser else "backup",
+            kind="partition" if written_as.parser else "backup",
             store=home.store.url,
             root=f"archives/{name}",
             created_ms=0,
-            makings={1: making},
+            formats={1: written_as},
         ),
     )
 

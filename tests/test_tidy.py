@@ -23,7 +23,17 @@ FUNCTION_LINES_MAX = 70
 PARAMETERS_MAX = 6
 LONG_SIGNATURES = {"send": 8}  # an event's own fields, one by one, as its callers have them
 PARTICIPLES = (  # a participle says what happened to a thing that it does not name
-    *("asked", "held", "holding", "sought", "standing", "making", "keeping", "leashed", "driving"),
+    *(
+        "asked",
+        "held",
+        "holding",
+        "sought",
+        "standing",
+        "written_as",
+        "keeping",
+        "leashed",
+        "driving",
+    ),
     *("proving", "asking", "choosing", "amended", "planned", "named", "keyed", "known", "mended"),
 )
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|misc|manager|impl|base_impl)($|_)")

@@ -108,7 +108,7 @@ def test_settings_that_a_backfill_does_not_name_stay(home: Home) -> None:
     )
     archive.run()
     archive.backfill(granularity="hour")
-    made = archive.reload().making(2)
+    made = archive.reload().format_of(2)
     assert (made.format, made.format_settings) == ("jsonlines", {"mode": "events"})
     assert made.layout == {"granularity": "hour"}
 

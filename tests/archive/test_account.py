@@ -499,7 +499,7 @@ def an_archive_of(name: str) -> Archive:
         store="",
         root=f"archives/{name}",
         created_ms=0,
-        makings={1: ArchiveFormat()},
+        formats={1: ArchiveFormat()},
     )
 
 

@@ -74,7 +74,7 @@ def an_archive(home: Home, name: str, source: str = "topic:t", **settings: objec
         store=home.store.url,
         root=f"archives/{name}",
         created_ms=0,
-        makings={1: ArchiveFormat(**settings)},  # type: ignore[arg-type]
+        formats={1: ArchiveFormat(**settings)},  # type: ignore[arg-type]
         **shared,  # type: ignore[arg-type]
     )
     return create_archive(home.context, wanted)

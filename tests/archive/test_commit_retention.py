@@ -90,7 +90,7 @@ def merge(context: Context, pipeline: str, now_ms: int = 0) -> int:
 
 
 def merge_all(home: Home, archive: Archive) -> int:
-    every = [archive.pipeline(generation) for generation in archive.makings]
+    every = [archive.pipeline(generation) for generation in archive.formats]
     return sum(
         merge(home.context, each) + merge(home.context, replay_pipeline(each)) for each in every
     )

@@ -286,7 +286,7 @@ def test_late_copy_of_a_deleted_archive_outside_is_in_the_proof(home: Home, tmp_
         store=f"file://{tmp_path}/else",
         root="daily",
         created_ms=0,
-        makings={1: ArchiveFormat(format="jsonlines", codec="none")},
+        formats={1: ArchiveFormat(format="jsonlines", codec="none")},
     )
     archive = create_archive(home.context, wanted)
     drive(home, archive)

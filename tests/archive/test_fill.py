@@ -64,9 +64,9 @@ def drive(home: Home, archive: Archive, generation: int | None = None, **how: An
 
 
 def backfill(
-    home: Home, name: str = "daily", making: ArchiveFormat = BY_HOUR, **how: Any
+    home: Home, name: str = "daily", written_as: ArchiveFormat = BY_HOUR, **how: Any
 ) -> Archive:
-    built, generation = begin_backfill(home.context, name, making)
+    built, generation = begin_backfill(home.context, name, written_as)
     drive(home, built, generation, **how)
     return built
 
@@ -107,7 +107,7 @@ def test_dead_letters_that_only_the_files_have_are_tried_by_the_new_parser(home:
     home.append("t", [Event(b"rubbish"), Event(payload(1)), Event(b"{}")])
     drive(home, an_archive(home, "daily", parser="json:at", dead_share_max=1.0))
     trim(home, 3)
-    backfill(home, making=ArchiveFormat(parser="timestamp"))
+    backfill(home, written_as=ArchiveFormat(parser="timestamp"))
     promoted = promote(home.context, "daily")
     head = read_progress(home.context, promoted.pipeline(), "t/0")
     assert head is not None
@@ -151,8 +151,8 @@ def test_topics_that_only_a_backup_has_stay_out(home: Home) -> None:
     drive(home, an_archive(home, "raw"))
     drive(home, reading(home, "topic:u", "raw"))
     drive(home, an_archive(home, "daily", parser="json:at"))
-    making = ArchiveFormat(parser="json:at", source="archive:raw")
-    backfill(home, making=making)
+    written_as = ArchiveFormat(parser="json:at", source="archive:raw")
+    backfill(home, written_as=written_as)
     promoted = promote(home.context, "daily")
     assert read_partitions(home.context, promoted.pipeline()) == ["t/0"]
     assert live(home) == Counter(range(30))
@@ -166,7 +166,7 @@ def test_a_gap_of_a_backup_is_filled_from_the_live_generation(home: Home) -> Non
     drive(home, find_archive(home.context, "daily"))
     trim(home, 80)
     drive(home, find_archive(home.context, "raw"), accept_loss=True)
-    backfill(home, making=ArchiveFormat(parser="json:at", source="archive:raw"))
+    backfill(home, written_as=ArchiveFormat(parser="json:at", source="archive:raw"))
     promote(home.context, "daily")
     assert live(home) == Counter(range(100))
 
@@ -202,7 +202,7 @@ def test_files_without_raw_values_cannot_fill_and_the_refusal_lists_the_ranges(h
     with pytest.raises(InvalidError, match=re.escape("`t/0` from 0 to 60")):
         drop_generation(home.context, "daily", 1)
     drop_generation(home.context, "daily", 1, force=True)
-    assert list(find_archive(home.context, "daily").makings) == [2]
+    assert list(find_archive(home.context, "daily").formats) == [2]
 
 
 class Halving:
@@ -242,7 +242,7 @@ def test_output_of_a_transform_is_carried_over_as_it_is(home: Home) -> None:
     drive(home, archive, workers=Halving())
     trim(home, 20)
     backfill(
-        home, making=ArchiveFormat(parser="timestamp", transform="m:f")
+        home, written_as=ArchiveFormat(parser="timestamp", transform="m:f")
     )  # no transform runs here
     promoted = promote(home.context, "daily")
     assert live(home) == Counter(range(0, 20, 2))
@@ -259,7 +259,7 @@ def test_what_a_transform_of_a_backup_dropped_comes_from_the_live_generation(hom
     chained = an_archive(home, "copy", source="archive:raw")
     drive(home, chained)
     trim(home, 20)
-    backfill(home, making=ArchiveFormat(parser="json:at", source="archive:copy"))
+    backfill(home, written_as=ArchiveFormat(parser="json:at", source="archive:copy"))
     promote(home.context, "daily")
     assert live(home) == Counter(range(20))
 

@@ -75,7 +75,7 @@ def test_erased_event_that_the_backup_lacks_is_accounted_as_erased(
         return held if url == held.url else open_source(url, **how)
 
     monkeypatch.setattr(by_url, "open_source", open_backup)
-    backfill(home, making=ArchiveFormat(parser="json:at", source="holed:daily"))
+    backfill(home, written_as=ArchiveFormat(parser="json:at", source="holed:daily"))
     promoted = promote(home.context, "daily")
     (manifest,) = read_manifests(home.context, promoted.pipeline(), "t/0")
     assert (manifest.read, manifest.deleted, manifest.absent) == (19, 1, 0)
@@ -251,7 +251,7 @@ def test_an_erasure_beside_a_drop_that_has_deleted_files_reports_no_damage(
         raise KeyboardInterrupt
 
     def dropped(lane: Any, committed: Any, wanted: Any) -> bool:
-        if lane._generation == 2 and 2 in find_archive(home.context, "daily").makings:
+        if lane._generation == 2 and 2 in find_archive(home.context, "daily").formats:
             with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
                 patch.setattr(generations, "remove_work", die)
                 drop_generation(home.context, "daily", 2)
@@ -260,5 +260,5 @@ def test_an_erasure_beside_a_drop_that_has_deleted_files_reports_no_damage(
     monkeypatch.setattr(erase.PartitionRewriter, "_holds_some", dropped)
     purge_once(home.context, home.topic("t"), grace_ms=0)
     archive = find_archive(home.context, "daily")
-    assert list(archive.makings) == [1]
+    assert list(archive.formats) == [1]
     assert 7 not in listed(home, archive, 1)

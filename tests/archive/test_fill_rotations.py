@@ -33,12 +33,12 @@ def copied(logs: Logs) -> Path:
     return copy
 
 
-def an_archived_topic(logs: Logs, **making: object) -> Home:
+def an_archived_topic(logs: Logs, **written_as: object) -> Home:
     """The home, with 30 events in a topic and in its archive ``day``."""
     home = logs.home
     home.create_topic("t", 1)
     fill(home, range(1, 31))
-    an_archive(home, "day", **making)  # type: ignore[arg-type]
+    an_archive(home, "day", **written_as)  # type: ignore[arg-type]
     logs.run(name="day")
     return home
 

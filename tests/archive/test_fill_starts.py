@@ -82,8 +82,8 @@ class Upstream(Topic):
 SOURCES: list[type[Topic]] = [Topic, Rows, Upstream]
 
 
-def built(home: Home, making: ArchiveFormat | None = None) -> Archive:
-    archive, generation = begin_backfill(home.context, "daily", making or ArchiveFormat())
+def built(home: Home, written_as: ArchiveFormat | None = None) -> Archive:
+    archive, generation = begin_backfill(home.context, "daily", written_as or ArchiveFormat())
     drive(home, archive, generation)
     return archive
 
@@ -157,7 +157,7 @@ def test_backup_with_earlier_events_extends_an_archive_only_on_request(
     if start:
         assert offsets(home, 2) == list(range(10))
         assert begin_of(home, 2) == ("0", "earliest")
-        assert find_archive(home.context, "daily").making().start == "earliest"
+        assert find_archive(home.context, "daily").format_of().start == "earliest"
         with pytest.raises(InvalidError, match="`t/0` from 0 to 6"):
             rollback(home.context, "daily")
     else:

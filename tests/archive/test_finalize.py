@@ -92,7 +92,7 @@ class World:
             store="memory:",
             root="archives/a",
             created_ms=0,
-            makings={1: ArchiveFormat(parser=parser, layout=names)},
+            formats={1: ArchiveFormat(parser=parser, layout=names)},
             state="ready",
         )
         change = Put(layout.archive_row("a"), encode_row(made))

@@ -72,7 +72,7 @@ def test_a_backfill_is_promoted_and_the_live_pipeline_goes_on_from_it(home: Home
     assert promoted.in_state("kept") == [1]
     assert listed(home, promoted, 1) == Counter(range(1_000))
     promoted = drop_generation(home.context, "daily", 1)
-    assert list(promoted.makings) == [2]
+    assert list(promoted.formats) == [2]
     assert keys(home, "archives/daily/g1/") == []
     assert [key for key in keys(home, "dead/") if "/1_" in key] == []
     assert [key for key in keys(home, "dead/") if "/2_" in key] != []
@@ -83,7 +83,7 @@ def test_a_backfill_is_promoted_and_the_live_pipeline_goes_on_from_it(home: Home
     assert drive(home, find_archive(home.context, "daily")) == 50
     assert listed(home, promoted, 2) == Counter(range(1_050))
     with pytest.raises(NotFoundError, match="no generation 1"):
-        promoted.making(1)
+        promoted.format_of(1)
 
 
 def test_a_backfill_from_a_backup_goes_on_from_the_source(home: Home) -> None:
@@ -92,8 +92,10 @@ def test_a_backfill_from_a_backup_goes_on_from_the_source(home: Home) -> None:
     drive(home, backup)
     drive(home, live)
     home.trim("t", _before(home, 100), past_readers=True)  # what only the backup holds
-    making = ArchiveFormat(parser="json:at", layout={"granularity": "hour"}, source="archive:raw")
-    built, generation = begin_backfill(home.context, "daily", making)
+    written_as = ArchiveFormat(
+        parser="json:at", layout={"granularity": "hour"}, source="archive:raw"
+    )
+    built, generation = begin_backfill(home.context, "daily", written_as)
     drive(home, built, generation)
     fill(home, 60, first=600)
     promoted = promote(home.context, "daily")
@@ -106,8 +108,10 @@ def test_driver_of_a_backup_that_was_opened_before_the_promote_decides_nothing(h
     backup, live = an_archive(home, "raw"), an_archive(home, "daily", parser="json:at")
     drive(home, backup)
     drive(home, live)
-    making = ArchiveFormat(parser="json:at", layout={"granularity": "hour"}, source="archive:raw")
-    built, generation = begin_backfill(home.context, "daily", making)
+    written_as = ArchiveFormat(
+        parser="json:at", layout={"granularity": "hour"}, source="archive:raw"
+    )
+    built, generation = begin_backfill(home.context, "daily", written_as)
     drive(home, built, generation)
     promoted = promote(home.context, "daily")
     fill(home, 60, first=600)
@@ -177,7 +181,7 @@ def test_a_generation_that_is_being_built_can_be_given_up(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    "making",
+    "written_as",
     [
         ArchiveFormat(parser="nope:x"),
         ArchiveFormat(),
@@ -185,10 +189,10 @@ def test_a_generation_that_is_being_built_can_be_given_up(home: Home) -> None:
         ArchiveFormat(parser="json:at", format="parket"),
     ],
 )
-def test_a_backfill_with_bad_settings_begins_nothing(home: Home, making: ArchiveFormat) -> None:
+def test_a_backfill_with_bad_settings_begins_nothing(home: Home, written_as: ArchiveFormat) -> None:
     archive = an_archive(home, "daily", parser="json:at")
     with pytest.raises((InvalidError, NotFoundError)):
-        begin_backfill(home.context, "daily", making)
+        begin_backfill(home.context, "daily", written_as)
     assert find_archive(home.context, "daily") == archive
 
 

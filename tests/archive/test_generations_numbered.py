@@ -73,8 +73,8 @@ def numbers(home: Home, name: str) -> Counter[int]:
     return Counter(number for *_, number in rows(home, name))
 
 
-def built(home: Home, making: ArchiveFormat) -> Archive:
-    archive, generation = begin_backfill(home.context, "a", making)
+def built(home: Home, written_as: ArchiveFormat) -> Archive:
+    archive, generation = begin_backfill(home.context, "a", written_as)
     drive(home, "a", generation)
     return archive
 

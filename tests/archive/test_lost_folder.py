@@ -44,7 +44,7 @@ def made_from(home: Home, name: str, source: str) -> Archive:
         store=home.store.url,
         root=f"archives/{name}",
         created_ms=0,
-        makings={1: ArchiveFormat(parser="json:at")},
+        formats={1: ArchiveFormat(parser="json:at")},
     )
 
 

@@ -96,7 +96,7 @@ def test_chosen_date_is_parsed_again_and_the_rest_is_copied(home: Home) -> None:
     assert in_day(home, archive, DAYS[1]) == Counter(range(1, 36, 3))
     assert in_day(home, archive, DAYS[2]) == Counter([*range(0, 36, 3), *range(2, 36, 3)])
     assert before <= {f.crc for f in files(home, archive, 2)}, "the same bytes"
-    assert archive.reload().making().redo is None
+    assert archive.reload().format_of().redo is None
     (manifest,) = read_manifests(home.context, archive.info.pipeline(), "t/0")
     assert (manifest.read, manifest.filled) == (36, 1), "small commits are joined"
     append(home, range(36, 40))
@@ -205,7 +205,7 @@ def test_what_is_archived_during_a_redo_is_made_again_from_the_source_too(
     home: Home, part: RedoPart
 ) -> None:
     archive = archived(home, commits=1, parser="tests.archive.test_redo:Doubling")
-    made = msgspec.structs.replace(archive.info.making(), redo=part)
+    made = msgspec.structs.replace(archive.info.format_of(), redo=part)
     built, generation = begin_backfill(home.context, "daily", made)
 
     def go_on(report: CycleReport) -> None:
@@ -222,7 +222,7 @@ def test_redo_that_dies_after_any_write_resumes(
     home: Home, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     archive = archived(home, commits=1)
-    made = archive_format(FormatOptions(parser="json:by"), archive.info.making())
+    made = archive_format(FormatOptions(parser="json:by"), archive.info.format_of())
     made = msgspec.structs.replace(made, redo=RedoPart(dates=(DAYS[0],)))
     built, generation = begin_backfill(home.context, "daily", made)
     dies(home, monkeypatch, call, lambda: drive(home, built, generation))

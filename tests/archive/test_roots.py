@@ -34,7 +34,7 @@ def made(home: Home, name: str, url: str) -> Archive:
         store=store,
         root=root,
         created_ms=0,
-        makings={1: ArchiveFormat(parser="json:at")},
+        formats={1: ArchiveFormat(parser="json:at")},
         dead_share_max=1.0,
     )
     return create_archive(home.context, wanted)

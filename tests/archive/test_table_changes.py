@@ -109,8 +109,8 @@ def erase_gone(home: Home, gone: list[int] = GONE) -> None:
     erase_from_archives(home.context, home.topic("t"), {0: gone})
 
 
-def build(home: Home, making: ArchiveFormat) -> None:
-    built, generation = begin_backfill(home.context, "daily", making)
+def build(home: Home, written_as: ArchiveFormat) -> None:
+    built, generation = begin_backfill(home.context, "daily", written_as)
     pipeline = open_pipeline(home.context, built, LocalWorkers(2), generation)
     Driver(home.context, pipeline, DriverOptions()).run()
 
@@ -224,7 +224,7 @@ def test_drop_brings_tables_over_before_it_deletes_old_files(
     sweep_archives(home.context, grace_ms=-1)
     assert numbers(archive, table) == left([])
     promoted = drop_generation(home.context, "daily", 1)
-    assert (promoted.generation, list(promoted.makings)) == (2, [2])
+    assert (promoted.generation, list(promoted.formats)) == (2, [2])
     assert numbers(promoted, table) == left([])
 
 

@@ -170,8 +170,8 @@ def test_readers_skip_by_partition_by_offset_and_by_time_without_losing_anything
 
 def test_readers_filter_by_columns_without_statistics(home: Home, catalog: IcebergRest) -> None:
     home.append("t", [Event(value(n), id=f"e{n}", key=b"k%d" % n) for n in range(20)], partition=0)
-    making = {"format_settings": {"schema": "n int", "keep_value": True}}
-    archive = an_archive(home, parser="json:at", **making)
+    written_as = {"format_settings": {"schema": "n int", "keep_value": True}}
+    archive = an_archive(home, parser="json:at", **written_as)
     drive(home, archive)
     name = f"iceberg:{catalog.url}#lake.filters"
     with pytest.MonkeyPatch.context() as patch:  # a table of before
@@ -202,8 +202,8 @@ def test_a_backup_and_folders_of_hours_and_of_odd_names(home: Home, table: str) 
         "who": {"parser": "split:who|json:at"},
     }
     columns = {"raw": set(), "hourly": {"dt", "hr"}, "split": {"dt"}, "who": {"dt"}}
-    for name, making in made.items():
-        archive = an_archive(home, name, **making)
+    for name, written_as in made.items():
+        archive = an_archive(home, name, **written_as)
         drive(home, archive)
         own = table if table == "delta" else f"{table}_{name}"
         register_table(home.context, archive, own)

@@ -111,16 +111,16 @@ class Backup:
         shutil.copytree(self.copy, place)
 
 
-def _archive(home: Home, name: str, **making: object) -> Archive:
+def _archive(home: Home, name: str, **written_as: object) -> Archive:
     wanted = Archive(
         name=name,
         incarnation=home.context.ids.new(),
         source="topic:t",
-        kind="partition" if "parser" in making else "backup",
+        kind="partition" if "parser" in written_as else "backup",
         store=home.store.url,
         root=f"archives/{name}",
         created_ms=0,
-        makings={1: ArchiveFormat(**making)},  # type: ignore[arg-type]
+        formats={1: ArchiveFormat(**written_as)},  # type: ignore[arg-type]
     )
     return create_archive(home.context, wanted)
 
@@ -158,8 +158,8 @@ def test_ranges_committed_during_the_backup_are_set_aside_after_the_restore(
     with create_home(load_settings(str(place), {}, tmp_path))[0] as home:
         home.create_topic("t")
         _append(home, 0, 50)
-        for name, making in (("raw", {}), ("daily", {"parser": "json:at"})):
-            _archive(home, name, **making)
+        for name, written_as in (("raw", {}), ("daily", {"parser": "json:at"})):
+            _archive(home, name, **written_as)
             _drive(home, name)
         backup.catalog()
         for first in (50, 60):  # two ranges that the catalog's copy does not know

@@ -51,8 +51,8 @@ def topic(home: Home, prefix: str) -> str:
     return incarnation
 
 
-def build(home: Home, name: str, making: ArchiveFormat) -> int:
-    archive, generation = begin_backfill(home.context, name, making)
+def build(home: Home, name: str, written_as: ArchiveFormat) -> int:
+    archive, generation = begin_backfill(home.context, name, written_as)
     pipeline = open_pipeline(home.context, archive, LocalWorkers(2), generation)
     Driver(home.context, pipeline, DriverOptions()).run()
     return generation
@@ -60,7 +60,7 @@ def build(home: Home, name: str, making: ArchiveFormat) -> int:
 
 def ids(home: Home, archive: Archive, generation: int) -> list[str]:
     """The ids in the files of a generation, also where these are columns only."""
-    reader = ArchiveFiles(store_at(home.context, archive.store), archive.making(generation))
+    reader = ArchiveFiles(store_at(home.context, archive.store), archive.format_of(generation))
     files = counting_files(home.context, archive.pipeline(generation), "t/0")
     batches = [batch for manifest, file in files for batch in reader.batches(manifest, file)]
     return sorted(each for batch in batches for each in batch.column("id").to_pylist())
@@ -137,7 +137,7 @@ def test_numbers_of_one_archive_mean_nothing_in_another_one_of_the_stream(tmp_pa
         begin_backfill(home.context, "later", ArchiveFormat(source="archive:first"))
 
         def values(archive: Archive) -> list[int]:
-            reader = ArchiveFiles(store_at(home.context, archive.store), archive.making())
+            reader = ArchiveFiles(store_at(home.context, archive.store), archive.format_of())
             files = counting_files(home.context, archive.pipeline(), f"{stream.name}/0")
             found = [batch for manifest, file in files for batch in reader.batches(manifest, file)]
             return sorted(int(v) for batch in found for v in batch.column("value").to_pylist())

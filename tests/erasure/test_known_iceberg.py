@@ -154,8 +154,8 @@ def table_name(folder: Path) -> str:
 
 def rebuild(home: Home) -> None:
     """Do what a proof advises for names that are made of erased events."""
-    making = find_archive(home.context, "daily").making()
-    built, generation = begin_backfill(home.context, "daily", making)
+    written_as = find_archive(home.context, "daily").format_of()
+    built, generation = begin_backfill(home.context, "daily", written_as)
     Driver(
         home.context,
         open_pipeline(home.context, built, LocalWorkers(2), generation),

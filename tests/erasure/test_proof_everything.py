@@ -53,8 +53,8 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 def build(home: Home, archive: Archive, parser: str = "") -> int:
-    making = ArchiveFormat(parser=parser or archive.making().parser)
-    built, generation = begin_backfill(home.context, archive.name, making)
+    written_as = ArchiveFormat(parser=parser or archive.format_of().parser)
+    built, generation = begin_backfill(home.context, archive.name, written_as)
     pipeline = open_pipeline(home.context, built, LocalWorkers(2), generation)
     Driver(home.context, pipeline, DriverOptions()).run()
     return generation

@@ -317,7 +317,7 @@ def outside(home: Home, folder: Path, name: str, source: str = "topic:t") -> Arc
         store=folder.as_uri(),
         root=name,
         created_ms=0,
-        makings={1: ArchiveFormat()},
+        formats={1: ArchiveFormat()},
     )
     return create_archive(home.context, wanted)
 

@@ -71,7 +71,7 @@ def outside(home: Home, folder: Path) -> Archive:
         store=folder.as_uri(),
         root="daily",
         created_ms=0,
-        makings={1: ArchiveFormat(parser="json:at")},
+        formats={1: ArchiveFormat(parser="json:at")},
     )
     return create_archive(home.context, wanted)
 

@@ -75,7 +75,7 @@ def problems(home: Home, archive: Archive, generation: int | None = None) -> lis
 
 
 @pytest.mark.parametrize(
-    "making",
+    "written_as",
     [
         {},
         {"parser": AT_OR_WHEN},
@@ -93,8 +93,10 @@ def problems(home: Home, archive: Archive, generation: int | None = None) -> lis
     ],
     ids=str,
 )
-def test_every_format_loses_the_events_and_nothing_else(home: Home, making: dict[str, Any]) -> None:
-    archive = an_archive(home, "daily", **making)
+def test_every_format_loses_the_events_and_nothing_else(
+    home: Home, written_as: dict[str, Any]
+) -> None:
+    archive = an_archive(home, "daily", **written_as)
     drive(home, archive)
     topic = home.topic("t")
     (report,) = erase_from_archives(home.context, topic, GONE)

@@ -49,8 +49,8 @@ def events(*ids: str) -> list[Event]:
     return [Event(b'{"at": %d}' % n, key=b"k-%d" % n, id=each) for n, each in enumerate(ids)]
 
 
-def an_archive_with_files_aside(home: Home, **making: Any) -> Archive:
-    archive = an_archive(home, "old", "topic:old", **making)
+def an_archive_with_files_aside(home: Home, **written_as: Any) -> Archive:
+    archive = an_archive(home, "old", "topic:old", **written_as)
     assert cycle(home, archive, 1).errors == {}
     forget(home, archive)
     assert cycle(home, archive, 2).errors == {}
@@ -84,10 +84,12 @@ def erase(home: Home) -> None:
     purge_once(home.context, home.topic("old"), 0)  # what the first one has replaced is swept
 
 
-@pytest.mark.parametrize("making", FORMATS, ids=lambda each: str(each["format"]))
-def test_deleted_event_is_erased_from_a_file_set_aside(home: Home, making: dict[str, Any]) -> None:
+@pytest.mark.parametrize("written_as", FORMATS, ids=lambda each: str(each["format"]))
+def test_deleted_event_is_erased_from_a_file_set_aside(
+    home: Home, written_as: dict[str, Any]
+) -> None:
     home.append("old", events("gone", "stays"))
-    archive = an_archive_with_files_aside(home, **making)
+    archive = an_archive_with_files_aside(home, **written_as)
     (record,) = read_aside(home.context, archive.pipeline())
     delete_events(home.context, home.amender("old", home.reason("asked", "me")), ["gone"])
     topic = home.topic("old")
@@ -160,12 +162,12 @@ def test_event_with_a_once_deleted_id_and_a_later_time_stays(home: Home) -> None
     assert kept(home, archive) == ["again"]
 
 
-@pytest.mark.parametrize("making", FORMATS, ids=lambda each: str(each["format"]))
+@pytest.mark.parametrize("written_as", FORMATS, ids=lambda each: str(each["format"]))
 def test_erasure_that_dies_after_any_call_is_finished_by_the_next(
-    home: Home, making: dict[str, Any]
+    home: Home, written_as: dict[str, Any]
 ) -> None:
     home.append("old", events("gone", "stays"))
-    archive = an_archive_with_files_aside(home, **making)
+    archive = an_archive_with_files_aside(home, **written_as)
     delete_events(home.context, home.amender("old", home.reason("asked", "me")), ["gone"])
     erased = read_ledger(home.context, home.topic("old"))
     store = files_at(home.context, archive)

@@ -88,8 +88,13 @@ def test_every_format_codec_and_setting_loses_the_event_and_nothing_else(
 ) -> None:
     archives = {}
     for number, (codec, made) in enumerate(settings()[format]):
-        making = {"format": format, "codec": codec, "format_settings": made, "parser": "json:at"}
-        archives[codec, str(made)] = an_archive(home, f"a{number}", **making)
+        written_as = {
+            "format": format,
+            "codec": codec,
+            "format_settings": made,
+            "parser": "json:at",
+        }
+        archives[codec, str(made)] = an_archive(home, f"a{number}", **written_as)
     before = {}
     for name, archive in archives.items():
         assert drive(home, archive) == EVENTS, name
@@ -118,9 +123,9 @@ def test_avro_file_without_values_keeps_its_types_when_it_is_written_again(
     with a_home(tmp_path) as home:
         home.create_topic("t", 1)
         home.append("t", [Event(value(n), id=f"id-{n}") for n in range(3)])
-        making = {"schema": SCHEMA, "keep_value": False}
+        written_as = {"schema": SCHEMA, "keep_value": False}
         archive = an_archive(
-            home, parser="json:at", format="avro", codec=codec, format_settings=making
+            home, parser="json:at", format="avro", codec=codec, format_settings=written_as
         )
         drive(home, archive)
         schemas: list[pa.Schema] = []

@@ -37,7 +37,7 @@ def overtake(home: Home, archive: Archive) -> None:
 def drop(home: Home, archive: Archive) -> None:
     """Another generation is promoted, and this one dropped."""
     drive(home, archive, take_over=True)
-    built, generation = begin_backfill(home.context, "daily", archive.making())
+    built, generation = begin_backfill(home.context, "daily", archive.format_of())
     drive(home, built, generation)
     promote(home.context, "daily")
     drop_generation(home.context, "daily", 1)

@@ -121,10 +121,10 @@ def test_a_drop_that_dies_after_any_call_is_finished_by_a_sweep(
     promote(home.context, "daily")
     dies(home, monkeypatch, call, lambda: drop_generation(home.context, "daily", 1))
     found = find_archive(home.context, "daily")
-    if 1 in found.makings and found.state_of(1) == "kept":
+    if 1 in found.formats and found.state_of(1) == "kept":
         assert listed(home, found, 1) == Counter(range(80)), "it is whole until a drop is decided"
         drop_generation(home.context, "daily", 1)
     sweep_archives(home.context, grace_ms=0)
-    assert list(find_archive(home.context, "daily").makings) == [2]
+    assert list(find_archive(home.context, "daily").formats) == [2]
     assert keys(home, "archives/daily/g1/") == []
     assert live(home) == Counter(range(80))

@@ -74,7 +74,7 @@ def an_archive(home: Home, name: str, to: Path | None = None) -> Archive:
             store=store,
             root=root,
             created_ms=0,
-            makings={1: ArchiveFormat()},
+            formats={1: ArchiveFormat()},
         ),
     )
 

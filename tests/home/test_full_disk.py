@@ -73,7 +73,7 @@ def prepared(disk: Path) -> None:
                 home.append(topic, [Event(os.urandom(10_000))])
         archive = an_archive(home, "daily")
         drive(home, archive)
-        built, generation = begin_backfill(home.context, "daily", archive.making())
+        built, generation = begin_backfill(home.context, "daily", archive.format_of())
         assert generation == 2
         assert built.building == 2
     assert reserve(disk) == ROOM

@@ -131,7 +131,7 @@ def test_what_is_staged_of_a_kept_generation_goes_whatever_epochs_its_heads_have
     assert first is not None
     assert second is not None
     assert first.epoch < second.epoch
-    begin_backfill(home.context, "daily", archive.making())
+    begin_backfill(home.context, "daily", archive.format_of())
     drive(home, find_archive(home.context, "daily"), 2)
     promote(home.context, "daily")
     assert staged(home)

@@ -257,7 +257,7 @@ def an_archive_of(home: Any, source: str) -> Archive:
             store=home.store.url,
             root="archives/raw",
             created_ms=0,
-            makings={1: ArchiveFormat()},
+            formats={1: ArchiveFormat()},
             max_age_ms=20,
         ),
     )

@@ -46,9 +46,9 @@ def drive(home: Home, name: str, generation: int | None = None) -> int:
     return Driver(home.context, pipeline, DriverOptions()).run()
 
 
-def build(home: Home, name: str, **making: object) -> None:
+def build(home: Home, name: str, **written_as: object) -> None:
     """Build another generation, up to the live one."""
-    _, number = begin_backfill(home.context, name, ArchiveFormat(**making))  # type: ignore[arg-type]
+    _, number = begin_backfill(home.context, name, ArchiveFormat(**written_as))  # type: ignore[arg-type]
     drive(home, name, number)
 
 

@@ -76,7 +76,7 @@ def test_drop_counts_what_the_same_topic_still_holds(home: Home) -> None:
     begin_backfill(home.context, "d", ArchiveFormat(start="earliest"))
     run(home, "d", 2)
     drop_generation(home.context, "d", 2)
-    assert 2 not in find_archive(home.context, "d").makings
+    assert 2 not in find_archive(home.context, "d").formats
 
 
 def test_drop_keeps_what_is_a_gap_of_the_source(home: Home, tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ class Accountant:
         row = self.folders.archives()[live.archive]
         for number in range(1, row["newest"] + 1):
             other = Generation(live.archive, live.incarnation, number)
-            if number not in row["makings"]:
+            if number not in row["formats"]:
                 left = [*self.folders.data_keys(other), *(e.key for e in self.folders.dead(other))]
                 assert not left, f"generation {number} was removed, and left {left}"
             elif row["states"].get(number) == "kept":

@@ -228,18 +228,20 @@ class ArchivesHome(HomeWorld):
         segment = encode_staged([(partition, table_of(list(events), context.clock.now_ms()))])
         appender.commit(appender.upload(segment), segment.pieces[0])
 
-    def create_archive(self, home: Home, name: str, source: str, making: ArchiveFormat) -> Archive:
+    def create_archive(
+        self, home: Home, name: str, source: str, written_as: ArchiveFormat
+    ) -> Archive:
         return create_archive(
             home.context,
             Archive(
                 name=name,
                 incarnation=home.context.ids.new(),
                 source=source,
-                kind="partition" if making.parser else "backup",
+                kind="partition" if written_as.parser else "backup",
                 store=home.store.url,
                 root=f"archives/{name}",
                 created_ms=0,
-                makings={1: making},
+                formats={1: written_as},
                 dead_share_max=1.0,
             ),
         )

@@ -87,7 +87,7 @@ class Done:
 class ArchivesWorld(ArchivesHome):
     """One seed's world."""
 
-    first_makings: Sequence[ArchiveFormat] = (BY_DAY, BY_MINUTE_A)
+    first_formats: Sequence[ArchiveFormat] = (BY_DAY, BY_MINUTE_A)
     source = "topic:t"  # of archives
 
     def __init__(self, seed: int) -> None:
@@ -104,8 +104,8 @@ class ArchivesWorld(ArchivesHome):
             for _ in range(2):
                 self.append(self.quiet, partition, [self.event() for _ in range(4)])
         home = self.home(self.quiet)
-        making = self.random.choice(self.first_makings)
-        self.create_archive(home, "day", self.source, making)
+        written_as = self.random.choice(self.first_formats)
+        self.create_archive(home, "day", self.source, written_as)
         if "chain" in self.kinds:
             self.create_archive(home, "chain", "archive:day", BY_MINUTE)
         else:
@@ -238,7 +238,7 @@ class ArchivesWorld(ArchivesHome):
     def change_generation(self, home: Home) -> None:
         archive = find_archive(home.context, "day")
         others, kept = (
-            sorted(archive.makings.keys() - {archive.generation}),
+            sorted(archive.formats.keys() - {archive.generation}),
             archive.in_state("kept"),
         )
         chance = self.random.random()
@@ -249,9 +249,9 @@ class ArchivesWorld(ArchivesHome):
             rollback(home.context, "day", generation=self.random.choice(kept))
             self.done.rolled_back += 1
         else:
-            other = self.making(self.random.choice([BY_DAY, BY_MINUTE]))
-            making = other if archive.building is None else archive.makings[archive.building]
-            _, number = begin_backfill(home.context, "day", making)
+            other = self.format_of(self.random.choice([BY_DAY, BY_MINUTE]))
+            written_as = other if archive.building is None else archive.formats[archive.building]
+            _, number = begin_backfill(home.context, "day", written_as)
             self.done.backfills += 1
             self.drive(home, "day", number, accept_loss=self.chance(0.5))
             promote(home.context, "day")
@@ -260,7 +260,7 @@ class ArchivesWorld(ArchivesHome):
                 rollback(home.context, "day", generation=archive.generation)
                 self.done.rolled_back += 1
 
-    def making(self, of: ArchiveFormat) -> ArchiveFormat:
+    def format_of(self, of: ArchiveFormat) -> ArchiveFormat:
         """How a generation is built."""
         return of
 

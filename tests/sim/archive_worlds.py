@@ -175,8 +175,8 @@ class GenerationsWorld(BusyWorld):
         if archive.building is None and self.chance(0.6):
             super().change_generation(home)
             return
-        making = archive.makings.get(archive.building or 0, BY_MINUTE)
-        _, number = begin_backfill(home.context, "day", making)
+        written_as = archive.formats.get(archive.building or 0, BY_MINUTE)
+        _, number = begin_backfill(home.context, "day", written_as)
         self.done.backfills += 1
         home.context.clock.sleep(self.random.uniform(0, 4))
         drop_generation(home.context, "day", number, force=True)
@@ -357,7 +357,7 @@ class MarkersWorld(ArchivesWorld):
 
     rates = RATES
     attempts = (3,)
-    first_makings = (BY_MINUTE_A,)
+    first_formats = (BY_MINUTE_A,)
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)

@@ -109,6 +109,6 @@ class FoldersWorld(LateWorld):
 
     source = "folder:t"
 
-    def making(self, of: ArchiveFormat) -> ArchiveFormat:
+    def format_of(self, of: ArchiveFormat) -> ArchiveFormat:
         """Most generations are built of what has all events."""
         return msgspec.structs.replace(of, source=self.random.choice(["topic:t", "topic:t", ""]))

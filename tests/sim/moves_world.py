@@ -105,14 +105,14 @@ class MovesWorld(ArchivesWorld):
             return
         today = datetime.fromtimestamp(self.scheduler.time.now_ms() / 1000, UTC).date()
         parts = (RedoPart(dates=(today.isoformat(),)), RedoPart(partitions=("t/0",)))
-        making = msgspec.structs.replace(
-            archive.makings[archive.building or archive.generation],
+        written_as = msgspec.structs.replace(
+            archive.formats[archive.building or archive.generation],
             parser=self.random.choice([FIRST_KIND, ANY_KIND]),
             redo=self.random.choice(parts),
         )
         if archive.building is not None:
-            making = archive.makings[archive.building]
-        _, number = begin_backfill(home.context, "day", making)
+            written_as = archive.formats[archive.building]
+        _, number = begin_backfill(home.context, "day", written_as)
         self.drive(home, "day", number)
         self.done.redone += 1
         promote(home.context, "day")
@@ -195,7 +195,7 @@ class MovesWorld(ArchivesWorld):
         super().check_archive(home, live)
         row = self.folders.archives()[live.archive]
         states = {**row["states"], live.number: "live"}
-        for number in (each for each in row["makings"] if states.get(each) in ("live", "kept")):
+        for number in (each for each in row["formats"] if states.get(each) in ("live", "kept")):
             of = Generation(live.archive, live.incarnation, number)
             self.check_gaps(of)
             for event_id, stored in self.accountant.counting(of).items():

@@ -59,7 +59,7 @@ def an_archive(home: Home, transform: str) -> Archive:
         store=home.store.url,
         root="archives/a",
         created_ms=0,
-        makings={1: ArchiveFormat(transform=transform)},
+        formats={1: ArchiveFormat(transform=transform)},
     )
     return create_archive(home.context, wanted)
 

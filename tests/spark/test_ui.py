@@ -55,7 +55,7 @@ def drive(home: Home, session: SparkSession, generation: int | None = None, **se
     transform = settings.get("transform", "")
     archive = an_archive(home, f"of-{transform.rpartition(':')[2] or 'all'}", **settings)
     if generation is not None:
-        archive, generation = begin_backfill(home.context, archive.name, archive.making())
+        archive, generation = begin_backfill(home.context, archive.name, archive.format_of())
     pipeline = open_pipeline(home.context, archive, SparkWorkers(session), generation)
     return Driver(home.context, pipeline, DriverOptions()).run()
 

@@ -64,17 +64,17 @@ def an_archive(
     name: str = "daily",
     source: str = "topic:t",
     start: Start = "earliest",
-    **making: object,
+    **written_as: object,
 ) -> Archive:
     wanted = Archive(
         name=name,
         incarnation=home.context.ids.new(),
         source=source,
-        kind="partition" if "parser" in making else "backup",
+        kind="partition" if "parser" in written_as else "backup",
         store=home.store.url,
         root=f"archives/{name}",
         created_ms=0,
-        makings={1: ArchiveFormat(**making)},  # type: ignore[arg-type]
+        formats={1: ArchiveFormat(**written_as)},  # type: ignore[arg-type]
         dead_share_max=1.0,
         start=start,
     )

@@ -72,7 +72,7 @@ class Press(House):
 
 
 class Between:
-    """A compile of one group that is stopped between making its journals and the swap."""
+    """A compile of one group that is stopped between written_as its journals and the swap."""
 
     def __init__(self, press: Press, topic: Topic, policy: CompilePolicy = ALL) -> None:
         self.compiling = PartitionCompile(press.context, topic, 0, policy)

@@ -200,7 +200,7 @@ class ArchiveView:
         True
         """
         found = self.reload()
-        found.making(generation)
+        found.format_of(generation)
         files = store_at(self._context, found.store).list(f"{found.folder(generation)}/")
         return sum(each.size for each in files)
 
@@ -238,7 +238,7 @@ class ArchiveView:
         >>> home.archives.get("daily").restore_limit()
         ''
         """
-        return restore_limit(self.info.making(generation))
+        return restore_limit(self.info.format_of(generation))
 
     def files(self) -> Iterator[CommittedFile]:
         """Yield the files that count, with their events, offsets and checksums.

@@ -353,7 +353,7 @@ class ArchiveHandle(ErasableArchive):
         (2, 3)
         """
         check_options(f"backfill of archive `{self.name}`", options, BackfillOptions)
-        made = archive_format(options, self.reload().making(), source)
+        made = archive_format(options, self.reload().format_of(), source)
         made = msgspec.structs.replace(made, start=start or "")
         self._record("backfill", who=options.get("who", ""))
         return self._build(made, spark, dead_share, options)
@@ -441,7 +441,7 @@ class ArchiveHandle(ErasableArchive):
         """Returns the settings of a redo, and what it would do."""
         found = self.reload()
         check_active(found)
-        made = archive_format(form, found.making())
+        made = archive_format(form, found.format_of())
         part, plan = plan_redo(self._context, found, part, made)
         return msgspec.structs.replace(made, redo=part), plan
 

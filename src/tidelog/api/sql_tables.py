@@ -368,7 +368,7 @@ class ArchiveTable(EventTable):
     def __init__(self, context: Context, archive: Archive) -> None:
         self._context = context
         self._archive = archive
-        self._files = ArchiveFiles(store_at(context, archive.store), archive.making())
+        self._files = ArchiveFiles(store_at(context, archive.store), archive.format_of())
         self._pieces: list[_FilePiece] | None = None
         self._lock = threading.Lock()
         columns = self._files.schema

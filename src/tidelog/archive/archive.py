@@ -184,17 +184,17 @@ def open_pipeline(
 
     With ``accept_loss``, a generation that is being built skips what is damaged in the live one.
     """
-    making = archive.making(generation)
+    written_as = archive.format_of(generation)
     check_active(archive)
     files_at(context, archive)  # raises unless the folder is ours
     number = archive.generation if generation is None else generation
     if archive.state_of(number) == "building":
-        given = source_at(context, making.source or archive.source)
+        given = source_at(context, written_as.source or archive.source)
         filled = fill_source(context, archive, number, given)
         if accept_loss:
             filled.pass_damage()
         source: Source = filled
-        if making.redo is not None:
+        if written_as.redo is not None:
             source = redo_source(context, archive, number, filled)
     else:
         source = source_at(context, archive.source)
@@ -204,7 +204,7 @@ def open_pipeline(
         source,
         open_sink(archive, generation),
         workers,
-        making.transform,
+        written_as.transform,
         rate,
         HeadGate(context, archive, number),
         archive.start if archive.state_of(number) != "building" else "earliest",
@@ -239,17 +239,17 @@ def open_sink(archive: Archive, generation: int | None = None) -> ArchiveSink:
 
 def sink_settings(archive: Archive, generation: int | None = None) -> ArchiveSinkSettings:
     """Returns how to write the files of a generation."""
-    making = archive.making(generation)
+    written_as = archive.format_of(generation)
     return ArchiveSinkSettings(
         store=archive.store,
         root=archive.root,
         dead=archive.dead,
         generation=archive.generation if generation is None else generation,
-        parser=making.parser or None,
-        layout=layout_settings(making.parser, making.layout),
-        format=making.format,
-        codec=making.codec or None,
-        format_settings=settings_of(making.format_settings),
+        parser=written_as.parser or None,
+        layout=layout_settings(written_as.parser, written_as.layout),
+        format=written_as.format,
+        codec=written_as.codec or None,
+        format_settings=settings_of(written_as.format_settings),
         file_bytes_max=archive.max_bytes,
         dead_share_max=archive.dead_share_max,
         owner=archive.owner_content.decode() if archive.home else "",
@@ -430,7 +430,7 @@ def archive_record(
         store=store,
         root=root,
         created_ms=context.clock.now_ms(),
-        makings={1: made},
+        formats={1: made},
         max_bytes=options.get("max_bytes", defaults.ARCHIVE_FILE_BYTES),
         max_age_ms=duration_ms(options.get("max_age", defaults.ARCHIVE_FILE_AGE)),
         dead_share_max=options.get("dead_share", defaults.DEAD_SHARE),

@@ -295,7 +295,7 @@ class LackingEvents:
     def _offsets(self, generation: int, partition: str, spans: list[Interval]) -> Offsets:
         """Returns the offsets in the files of a generation, in order, around the given spans."""
         archive = self._archive
-        files = ArchiveFiles(store_at(self._context, archive.store), archive.making(generation))
+        files = ArchiveFiles(store_at(self._context, archive.store), archive.format_of(generation))
         pipeline = archive.pipeline(generation)
 
         def read() -> Offsets | None:

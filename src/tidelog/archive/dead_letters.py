@@ -167,7 +167,7 @@ def _replay_settings(archive: Archive, how: ReplayOptions) -> ArchiveSinkSetting
     generation that is kept, which nothing adds to, and for an archive that was ended.
     """
     check_active(archive)
-    making = archive.making(how.generation)
+    written_as = archive.format_of(how.generation)
     number = archive.generation if how.generation is None else how.generation
     if (state := archive.state_of(number)) in ("kept", "removing"):
         raise InvalidError(
@@ -175,15 +175,17 @@ def _replay_settings(archive: Archive, how: ReplayOptions) -> ArchiveSinkSetting
             f"it: replay dead letters of generation {archive.generation}, which is live"
         )
     changed = msgspec.structs.replace(
-        making, parser=how.parser or making.parser, layout={**making.layout, **how.layout}
+        written_as,
+        parser=how.parser or written_as.parser,
+        layout={**written_as.layout, **how.layout},
     )
-    if output_of(changed) and not output_of(making):
+    if output_of(changed) and not output_of(written_as):
         raise InvalidError(
             f"archive `{archive.name}`: parser `{changed.parser}` changes values, and the "
             "archive's files hold events as they were: replay with another parser, or write all "
             f"files with this one: `tidelog archive backfill {archive.name} --parser ...`"
         )
-    wanted = msgspec.structs.replace(archive, makings={**archive.makings, number: changed})
+    wanted = msgspec.structs.replace(archive, formats={**archive.formats, number: changed})
     return replace(sink_settings(wanted, number), dead_share_max=1.0)
 
 

@@ -290,7 +290,7 @@ def _check_readers(context: Context, archive: Archive, *, lost: bool = False) ->
     keep = "" if lost else f", or keep these files with `tidelog archive delete {name}`"
     for other in list_archives(context):
         sources = [other.source, *other.former.values()]
-        sources += [making.source for making in other.makings.values()]
+        sources += [written_as.source for written_as in other.formats.values()]
         if other.incarnation != archive.incarnation and _reads_any(sources, name):
             raise InvalidError(
                 f"archive `{name}`: archive `{other.name}` is made from it, and erasures go that "

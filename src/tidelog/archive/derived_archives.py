@@ -96,7 +96,7 @@ def archives_of(context: Context, topic: Topic) -> list[tuple[Archive, int]]:
     found = [
         (max(ways), generation != archive.generation, archive, generation)
         for archive in archives
-        for generation in sorted(archive.makings)
+        for generation in sorted(archive.formats)
         if (
             ways := [
                 way
@@ -153,7 +153,7 @@ def archives_above(
 
     The first one is the archive itself: its generations are filled from each other.
     """
-    yield archive, Copy(archive, frozenset(archive.makings), same_numbers=True)
+    yield archive, Copy(archive, frozenset(archive.formats), same_numbers=True)
     left = {_archive_in(url) for url in _sources(archive, generation)} - {None}
     if not left:
         return
@@ -173,7 +173,7 @@ def _copies(context: Context, archive: Archive) -> list[Copy]:
     every = [each for each in scan_archives(context) if each.state == "ready"]
     left = [each for each in every if each.incarnation != archive.incarnation]
     own = next((each for each in every if each.incarnation == archive.incarnation), archive)
-    found = [Copy(own, frozenset(own.makings), same_numbers=True)]
+    found = [Copy(own, frozenset(own.formats), same_numbers=True)]
     while True:
         made = [copy for each in left if (copy := _copy(each, found)) is not None]
         # One that is made of another waits for it, unless they are made of each other.
@@ -189,7 +189,7 @@ def _copy(archive: Archive, above: Iterable[Copy]) -> Copy | None:
     names = {each.archive.name for each in above}
     made = frozenset(
         number
-        for number in archive.makings
+        for number in archive.formats
         if any(_archive_in(url) in names for url in _sources(archive, number))
     )
     if not made:
@@ -302,6 +302,8 @@ def _sources(archive: Archive, generation: int) -> set[str]:
     It reads its own source, the archive's source, and the files of the generation that was live
     when it was built: an earlier one, which may be dropped since.
     """
-    given = {number: making.source for number, making in archive.makings.items()} | archive.former
+    given = {
+        number: written_as.source for number, written_as in archive.formats.items()
+    } | archive.former
     before = {url for number, url in given.items() if url and number <= generation}
     return {archive.source, *before}

@@ -181,7 +181,7 @@ class ErasedBefore:
         for above, copy in archives_above(self.context, self.archive, self.generation):
             for record in read_audit(self.context, above):
                 self._add_own(found, record, copy, own)
-        if self.archive.making(self.generation).source and own[1]:
+        if self.archive.format_of(self.generation).source and own[1]:
             self._add_deletions(found, own[0])
         offsets = np.array(sorted(found.offsets), np.int64)
         return ErasedRows(offsets, ErasedIds(found.ids, found.keys))

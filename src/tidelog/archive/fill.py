@@ -164,8 +164,8 @@ class FillSource:
         self._context = context
         self._archive = archive
         self._pipeline = archive.pipeline(generation)
-        self._making = archive.making(generation)
-        self._given = self._making.source
+        self._written_as = archive.format_of(generation)
+        self._given = self._written_as.source
         self._source = source
         self._follows = follows  # never ahead of the live generation
         self._errors: dict[SourcePartition, TidelogError] = {}  # of the source
@@ -177,7 +177,7 @@ class FillSource:
         self._filled: dict[SourcePartition, str] = {}  # starts of ranges read from the generation
         self._completed: dict[SourcePartition, str] = {}  # the same, read from both
         self._unknown: set[SourcePartition] = set()  # of a backup, not compared yet
-        self._is_from_first = self._making.start == "earliest"
+        self._is_from_first = self._written_as.start == "earliest"
         self._passes_damage = False
         self._damaged: dict[SourcePartition, tuple[Interval, ...]] = {}
         self._outputs: dict[SourcePartition, OutputSpans] = {}
@@ -370,7 +370,7 @@ class FillSource:
     def _is_restorable(self) -> bool:
         """Returns whether the live generation's files hold events, not only typed columns."""
         store = store_at(self._context, self._archive.store)
-        return ArchiveFiles(store, self._archive.making()).restorable
+        return ArchiveFiles(store, self._archive.format_of()).restorable
 
     def _look(self, partition: SourcePartition, source: Bounds | None) -> _FillPartition:
         context = self._context
@@ -519,7 +519,7 @@ class FillSource:
         reader = self._old.reader(_limit_range(range, end))
         numbers = None if are_offsets(range.start, end) else self._old.counted(reader.range)
         if as_is:
-            refuse_output(self._archive, self._making)
+            refuse_output(self._archive, self._written_as)
         carried = CarriedRange(self._archive.generation, as_is, numbers, note)
         return CarriedReader(reader, carried)
 

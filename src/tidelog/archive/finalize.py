@@ -177,7 +177,7 @@ class Finalizer:
         self._files = files
         self._target = target
         self._where = layout.pipeline_members(archive.pipeline())
-        self._folders = DateFolders(LayoutSettings(**archive.making().layout))
+        self._folders = DateFolders(LayoutSettings(**archive.format_of().layout))
 
     def run(self, how: FinalizeOptions) -> FinalizeResult:
         """Runs all steps."""

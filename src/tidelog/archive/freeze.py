@@ -192,7 +192,7 @@ class HeadGate:
             now = read_archive(self._context, name)
         except NotFoundError:
             now = None
-        if now is None or now.incarnation != self._archive.incarnation or number not in now.makings:
+        if now is None or now.incarnation != self._archive.incarnation or number not in now.formats:
             raise FencedError(
                 f"archive `{name}`: generation {number} was removed: stop this driver"
             )

@@ -98,30 +98,30 @@ __all__ = [
 _SHOWN = 10  # ranges in a message
 
 
-def begin_backfill(context: Context, name: str, making: ArchiveFormat) -> tuple[Archive, int]:
+def begin_backfill(context: Context, name: str, written_as: ArchiveFormat) -> tuple[Archive, int]:
     """Returns a generation to build with these settings: a new one, or the existing one."""
     present = find_archive(context, name)
     check_active(present)
     files_at(context, present)  # raises unless the folder is ours
-    makings = {**present.makings, present.newest + 1: making}
-    open_sink(msgspec.structs.replace(present, makings=makings), present.newest + 1)
+    formats = {**present.formats, present.newest + 1: written_as}
+    open_sink(msgspec.structs.replace(present, formats=formats), present.newest + 1)
     try:
-        if making.redo is None:  # else it reads the archive's own files
-            source_at(context, making.source or present.source).partitions()
+        if written_as.redo is None:  # else it reads the archive's own files
+            source_at(context, written_as.source or present.source).partitions()
     except NotFoundError:
-        if making.source:
+        if written_as.source:
             raise  # else the files can still be built from scratch
 
     def edit(archive: Archive) -> Archive:
         check_active(archive)
-        refuse_circle(context, name, making.source)
+        refuse_circle(context, name, written_as.source)
         building = archive.building
         if building is None:
             number = archive.newest + 1
-            more = {**archive.makings, number: making}
+            more = {**archive.formats, number: written_as}
             begun = _with_states(archive, {number: "building"})
-            return msgspec.structs.replace(begun, makings=more, newest=number)
-        if archive.makings[building] != making:
+            return msgspec.structs.replace(begun, formats=more, newest=number)
+        if archive.formats[building] != written_as:
             raise InvalidError(
                 f"archive `{name}`: generation {building} is being built with other settings: "
                 f"give the same ones, or drop it with `archive drop {name} {building}`"
@@ -147,7 +147,7 @@ def promote(
         kept = f"; `tidelog archive rollback {name}` goes back to a kept one"
         raise InvalidError(
             f"archive `{name}`: has no generation to promote: build one with "
-            f"`tidelog archive backfill {name}`{kept if len(archive.makings) > 1 else ''}"
+            f"`tidelog archive backfill {name}`{kept if len(archive.formats) > 1 else ''}"
         )
     return _Promote(context, archive, archive.building, workers).run(force)
 
@@ -241,7 +241,7 @@ def finish_removals(context: Context, archive: Archive) -> Archive:
 def remove_strays(context: Context, archive: Archive) -> None:
     """Deletes what a driver of a deleted generation has copied, staged or recorded since."""
     files = files_at(context, archive)
-    removed = [each for each in range(1, archive.newest + 1) if each not in archive.makings]
+    removed = [each for each in range(1, archive.newest + 1) if each not in archive.formats]
     for generation in removed:
         delete_below(files, f"{archive.folder(generation)}/")
         for each in pipelines_of(archive, generation):
@@ -369,12 +369,12 @@ class _Promote:
                 more = len(ranges) - len(listed)
                 forced = (*forced, ForcedPromote(old, new, now_ms, listed, more))
             # From now on it follows the source, whichever part of it was written again.
-            making = msgspec.structs.replace(found.making(new), redo=None)
+            written_as = msgspec.structs.replace(found.format_of(new), redo=None)
             return msgspec.structs.replace(
                 found,
                 generation=new,
                 states=states,
-                makings={**found.makings, new: making},
+                formats={**found.formats, new: written_as},
                 promotion=None,
                 forced=forced,
             )
@@ -384,7 +384,7 @@ class _Promote:
     def _check_same(self, found: Archive) -> None:
         mine, number = self._archive, self._generation
         same = (found.incarnation, found.generation) == (mine.incarnation, mine.generation)
-        if not same or number not in found.makings or found.state_of(number) != "building":
+        if not same or number not in found.formats or found.state_of(number) != "building":
             raise InvalidError(
                 f"archive `{mine.name}`: its generations have changed meanwhile: look at "
                 f"`tidelog archive status {mine.name}`, and try again"
@@ -404,7 +404,7 @@ def _kept_generation(archive: Archive, generation: int | None) -> int:
     """Returns the generation to roll back to."""
     kept = archive.in_state("kept") or archive.in_state("building")
     if generation is not None:
-        archive.making(generation)
+        archive.format_of(generation)
         return generation
     if len(kept) == 1:
         return kept[0]
@@ -424,7 +424,7 @@ def _being_built(name: str, generation: int) -> InvalidError:
 
 
 def _kept_again(archive: Archive, generation: int) -> Archive:
-    building = generation in archive.makings and archive.state_of(generation) == "building"
+    building = generation in archive.formats and archive.state_of(generation) == "building"
     return _with_states(archive, {generation: "kept"}) if building else archive
 
 
@@ -493,14 +493,14 @@ def _remove(context: Context, archive: Archive, generation: int) -> Archive:
 
     def edit(found: Archive) -> Archive:
         check_shown(f"archive `{archive.name}`", archive.incarnation, found.incarnation)
-        makings = {number: each for number, each in found.makings.items() if number != generation}
+        formats = {number: each for number, each in found.formats.items() if number != generation}
         states = {number: each for number, each in found.states.items() if number != generation}
-        given = found.makings[generation].source if generation in found.makings else ""
+        given = found.formats[generation].source if generation in found.formats else ""
         former = {**found.former, generation: given} if given else found.former
-        gone = [each for number, each in found.makings.items() if number == generation]
+        gone = [each for number, each in found.formats.items() if number == generation]
         had_output = found.had_output or any(map(may_hold_output, gone))
         return msgspec.structs.replace(
-            found, makings=makings, states=states, former=former, had_output=had_output
+            found, formats=formats, states=states, former=former, had_output=had_output
         )
 
     return change_archive(context, archive.name, edit)

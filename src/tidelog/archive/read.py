@@ -63,10 +63,10 @@ __all__ = [
 class ArchiveFiles:
     """Reads files of one generation, and checks each against its manifest."""
 
-    def __init__(self, store: Store, making: ArchiveFormat) -> None:
+    def __init__(self, store: Store, written_as: ArchiveFormat) -> None:
         self._store = store
-        settings = settings_of(making.format_settings)
-        self._format: Format = open_format(making.format, making.codec or None, settings)
+        settings = settings_of(written_as.format_settings)
+        self._format: Format = open_format(written_as.format, written_as.codec or None, settings)
         columns = getattr(self._format, "columns", None)  # of formats with columns
         names = {name: name for name in EVENT_SCHEMA.names} if columns is None else columns.names
         self.names: Mapping[str, str] = names  # of the event columns in `schema`
@@ -157,7 +157,7 @@ def archived_rows(
     context: Context, archive: Archive, wanted: ReadRequest
 ) -> Iterator[pa.RecordBatch]:
     """Yields the content of an archive, file by file. Raises ``NotFoundError`` for a wrong file."""
-    reader = ArchiveFiles(store_at(context, archive.store), archive.making(wanted.generation))
+    reader = ArchiveFiles(store_at(context, archive.store), archive.format_of(wanted.generation))
     left = set(wanted.files)
     for manifest, file in _candidates(context, archive, wanted):
         named = {name for name in wanted.files if _is_named(file, name)}
@@ -309,7 +309,7 @@ def _is_removed(context: Context, archive: Archive, generation: int) -> bool:
         found = read_archive(context, archive.name)
     except NotFoundError:
         return True
-    kept = found.incarnation == archive.incarnation and generation in found.makings
+    kept = found.incarnation == archive.incarnation and generation in found.formats
     return not kept or found.state_of(generation) == "removing"
 
 
@@ -348,7 +348,7 @@ def find_event(
     if offset < 0:
         raise InvalidError(f"offset {offset}: offsets begin at 0")
     name = source_partition(context, archive, partition, generation)
-    reader = ArchiveFiles(store_at(context, archive.store), archive.making(generation))
+    reader = ArchiveFiles(store_at(context, archive.store), archive.format_of(generation))
     return _FileSearch(context, archive.pipeline(generation), name, offset, reader, read).run()
 
 

@@ -90,7 +90,7 @@ class RedoPlan:
 
 
 def plan_redo(
-    context: Context, archive: Archive, part: RedoPart, making: ArchiveFormat
+    context: Context, archive: Archive, part: RedoPart, written_as: ArchiveFormat
 ) -> tuple[RedoPart, RedoPlan]:
     """Returns the part with the full names of its partitions, and what a redo of it would do.
 
@@ -98,7 +98,7 @@ def plan_redo(
     with the copied ones; ``NotFoundError`` for a topic or partition that the archive does not have.
     """
     part = _known_part(context, archive, part)
-    _check_settings(archive, making)
+    _check_settings(archive, written_as)
     chosen = _ChosenFiles(archive, part)
     plan = RedoPlan()
     for partition in read_partitions(context, archive.pipeline()):
@@ -132,9 +132,9 @@ class RedoSource:
         self._context = context
         self._archive = archive
         self._generation = generation
-        self._making = archive.making(generation)
+        self._written_as = archive.format_of(generation)
         self._fill = fill
-        self._chosen = _ChosenFiles(archive, self._making.redo or RedoPart())
+        self._chosen = _ChosenFiles(archive, self._written_as.redo or RedoPart())
         live = source_at(context, f"archive:{archive.name}?generation={archive.generation}")
         if not isinstance(live, ArchiveSource):  # pragma: no cover - its address says so
             raise InvalidError(f"source `{live.url}`: is not an archive")
@@ -216,12 +216,12 @@ class RedoSource:
 
     @cached_property
     def _files(self) -> ArchiveFiles:
-        return ArchiveFiles(store_at(self._context, self._archive.store), self._archive.making())
+        return ArchiveFiles(store_at(self._context, self._archive.store), self._archive.format_of())
 
     @cached_property
     def _holds_events(self) -> bool:
         """Returns whether the live generation's files hold the events themselves."""
-        return self._files.restorable and not output_of(self._archive.making())
+        return self._files.restorable and not output_of(self._archive.format_of())
 
     def _whole_commits(self, range: SourceRange, inside: bool = False) -> SourceRange:
         """Returns the range up to the end of a commit; ``inside`` one if it begins there."""
@@ -276,7 +276,7 @@ class RedoSource:
                 f"{chosen.start} to {chosen.limit}, and the files of archive "
                 f"`{self._archive.name}` keep no raw values: leave it out of the redo"
             )
-        refuse_output(self._archive, self._making)
+        refuse_output(self._archive, self._written_as)
         return wanted, True
 
     def _from_source(self, range: SourceRange) -> RangeReader | None:
@@ -308,8 +308,10 @@ class RedoSource:
 
     def _copies(self, copied: Sequence[tuple[FileEntry, FileEntry | None]]) -> Iterator[FileEntry]:
         """Yields the files to copy, under their names in the new generation."""
-        making = self._archive.making()
-        form = open_format(making.format, making.codec or None, settings_of(making.format_settings))
+        written_as = self._archive.format_of()
+        form = open_format(
+            written_as.format, written_as.codec or None, settings_of(written_as.format_settings)
+        )
         for data, sidecar in copied:
             if not data.events:
                 continue  # all of them were erased
@@ -412,8 +414,10 @@ class _ChosenFiles:
     def __init__(self, archive: Archive, part: RedoPart) -> None:
         self._part = part
         self._root = f"{archive.folder()}/"
-        making = archive.making()
-        settings = layout_settings(making.parser, making.layout) if making.parser else None
+        written_as = archive.format_of()
+        settings = (
+            layout_settings(written_as.parser, written_as.layout) if written_as.parser else None
+        )
         form = (settings or LayoutSettings()).date_format
         days = (date.fromisoformat(each) for each in part.dates)
         self._names = [f"/{each.strftime(form)}/" for each in days]
@@ -442,7 +446,7 @@ def _known_part(context: Context, archive: Archive, part: RedoPart) -> RedoPart:
         )
     for each in part.dates:
         _check_date(name, each)
-    if part.dates and not archive.making().parser:
+    if part.dates and not archive.format_of().parser:
         raise InvalidError(f"archive `{name}`: a backup has no date folders: give partitions")
     known = {each.rpartition("/")[0] for each in read_partitions(context, archive.pipeline())}
     for each in part.topics:
@@ -470,10 +474,12 @@ def _check_date(name: str, text: str) -> None:
     raise InvalidError(f"archive `{name}`: date `{text}`: give year, month and day: 2026-11-15")
 
 
-def _check_settings(archive: Archive, making: ArchiveFormat) -> None:
+def _check_settings(archive: Archive, written_as: ArchiveFormat) -> None:
     """Raises ``InvalidError`` if one generation cannot have files of both settings."""
-    live = archive.making()
-    same = msgspec.structs.replace(making, parser=live.parser, transform=live.transform, redo=None)
+    live = archive.format_of()
+    same = msgspec.structs.replace(
+        written_as, parser=live.parser, transform=live.transform, redo=None
+    )
     live = msgspec.structs.replace(live, source="", start="")
     do = f"write all of it with `tidelog archive backfill {archive.name}`"
     if same != live:
@@ -481,7 +487,7 @@ def _check_settings(archive: Archive, making: ArchiveFormat) -> None:
             f"archive `{archive.name}`: copied files keep their format and their folders, so a "
             f"redo can only change the parser and the transform: {do}"
         )
-    one, other = output_of(live), output_of(making)
+    one, other = output_of(live), output_of(written_as)
     if one != other:
         kinds = (one or "events as they are", other or "events as they are")
         raise InvalidError(

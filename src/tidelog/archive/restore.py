@@ -75,15 +75,15 @@ class RestoreOptions:
         return f"{self.to}{'&' if '?' in self.to else '?'}partition={self.partition or 'same'}"
 
 
-def restore_limit(making: ArchiveFormat) -> str:
+def restore_limit(written_as: ArchiveFormat) -> str:
     """Returns what a restore of such files cannot bring back; empty if nothing is lost."""
-    settings = settings_of(making.format_settings)
+    settings = settings_of(written_as.format_settings)
     if settings.schema is not None and settings.keep_value is False:
         return (
             "its files have typed columns without the raw value: no restore is possible, and "
             "fields that the schema does not name are lost"
         )
-    if output := output_of(making):
+    if output := output_of(written_as):
         return f"its files hold what the {output} returns: a restore brings back only that"
     return ""
 
@@ -109,7 +109,7 @@ def open_restore(
     has passed events that the archive got since.
     """
     archive = find_archive(context, wanted.archive)
-    archive.making(wanted.generation)
+    archive.format_of(wanted.generation)
     chosen = "" if wanted.generation is None else f"?generation={wanted.generation}"
     source = _ArchiveSnapshot(source_at(context, f"archive:{archive.name}{chosen}"))
     if not is_inside(wanted.sink()):

@@ -167,7 +167,7 @@ def read_status(
     """
     number = archive.generation if generation is None else generation
     pipeline = archive.pipeline(number)
-    url = archive.making(number).source if number != archive.generation else ""
+    url = archive.format_of(number).source if number != archive.generation else ""
     now_ms = context.clock.now_ms()
     if archive.ended is not None:
         return _read_ended(context, archive, number)

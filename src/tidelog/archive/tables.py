@@ -306,7 +306,7 @@ def correct_entries(
 def repair_tables(context: Context, archive: Archive) -> list[TidelogError]:
     """Compares the entries of all rewritten files with every recorded table, and corrects them."""
     failed: dict[str, TidelogError] = {}
-    for generation in archive.makings if archive.tables else ():
+    for generation in archive.formats if archive.tables else ():
         files = _erased_files(context, archive, generation)
         correct_entries(context, archive, generation, files, failed)
     return list(failed.values())
@@ -358,7 +358,7 @@ def _rewritten_files(
     archive: Archive, generation: int, files: Sequence[FileEntry]
 ) -> list[TableFile]:
     """Returns the files of a generation that were rewritten, as a table lists them."""
-    if archive.making(generation).format != "parquet":
+    if archive.format_of(generation).format != "parquet":
         return []
     view = _with_generation(archive, generation)
     return [_table_file(view, file) for file in files if _is_rewritten(file)]
@@ -412,11 +412,13 @@ def open_table(context: Context, archive: Archive, name: str) -> Table:
 
 
 def _plan(archive: Archive, context: str = "") -> TablePlan:
-    making = archive.making()
-    opened = open_format(making.format, making.codec or None, settings_of(making.format_settings))
+    written_as = archive.format_of()
+    opened = open_format(
+        written_as.format, written_as.codec or None, settings_of(written_as.format_settings)
+    )
     if not isinstance(opened, ParquetFormat):
         raise InvalidError(
-            f"archive `{archive.name}`: its files are {making.format}, and tables are made of "
+            f"archive `{archive.name}`: its files are {written_as.format}, and tables are made of "
             "parquet: make a generation in that format"
         )
     columns = opened.columns.schema

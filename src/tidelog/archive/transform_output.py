@@ -29,20 +29,20 @@ __all__ = [
 ]
 
 
-def output_of(making: ArchiveFormat) -> str:
+def output_of(written_as: ArchiveFormat) -> str:
     """Returns what made the values in files: transform, parser, or nothing: the events' own."""
-    if making.transform:
+    if written_as.transform:
         return "transform"
-    if not making.parser:
+    if not written_as.parser:
         return ""
-    parser = open_parser(making.parser, LayoutSettings(**making.layout))
+    parser = open_parser(written_as.parser, LayoutSettings(**written_as.layout))
     return "parser" if changes_values(parser) else ""
 
 
-def may_hold_output(making: ArchiveFormat) -> bool:
+def may_hold_output(written_as: ArchiveFormat) -> bool:
     """Returns whether files may hold output: so may those of a parser that cannot be opened."""
     try:
-        return bool(output_of(making))
+        return bool(output_of(written_as))
     except TidelogError:
         return True
 
@@ -50,7 +50,7 @@ def may_hold_output(making: ArchiveFormat) -> bool:
 def refuse_output(archive: Archive, building: ArchiveFormat) -> None:
     """Raises ``InvalidError`` if the parser of a generation would change output again."""
     if output_of(building) == "parser":
-        made = output_of(archive.making()) or "transform or parser of an earlier generation"
+        made = output_of(archive.format_of()) or "transform or parser of an earlier generation"
         raise InvalidError(
             f"archive `{archive.name}`: its source no longer has these events, and its files hold "
             f"what the {made} made of them: a parser that changes values cannot read that; "
@@ -85,7 +85,7 @@ def output_spans(context: Context, archive: Archive, partition: str) -> OutputSp
 
     Reads manifests only if some events were carried over from another generation.
     """
-    if output_of(archive.making()):
+    if output_of(archive.format_of()):
         return OutputSpans(all=True)
     head = read_progress(context, archive.pipeline(), partition)
     if head is None or not head.totals.filled:
@@ -103,6 +103,6 @@ def output_above(context: Context, archive: Archive, generation: int) -> str:
     """
     for above, _ in archives_above(context, archive, generation):
         is_own = above.incarnation == archive.incarnation  # whose ranges say it themselves
-        if not is_own and (above.had_output or any(map(may_hold_output, above.makings.values()))):
+        if not is_own and (above.had_output or any(map(may_hold_output, above.formats.values()))):
             return above.name
     return ""

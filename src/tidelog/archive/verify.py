@@ -142,7 +142,7 @@ def verify_archive(
     for each in (pipeline, replay_pipeline(pipeline)):
         look.staged(each)
     now = read_archive(context, archive.name)
-    if now.incarnation != archive.incarnation or look.tally.generation not in now.makings:
+    if now.incarnation != archive.incarnation or look.tally.generation not in now.formats:
         raise NotFoundError(
             f"archive `{archive.name}`: generation {look.tally.generation} was removed meanwhile: "
             "verify the present one"
@@ -218,7 +218,7 @@ class _VerifyLook:
 
     def __init__(self, context: Context, archive: Archive, how: ArchiveVerifyOptions) -> None:
         number = archive.generation if how.generation is None else how.generation
-        making = archive.making(number)
+        written_as = archive.format_of(number)
         self.context = replace(
             context, store=store_at(context, context.store.url)
         )  # bypasses the cache
@@ -226,7 +226,7 @@ class _VerifyLook:
         self._archive = archive
         self._how = how
         self._store: Store = store_at(context, archive.store)
-        self._contents = ArchiveFiles(self._store, making)
+        self._contents = ArchiveFiles(self._store, written_as)
         self._sizes = {
             info.key: info.size
             for folder in (archive.folder(number), archive.dead)
@@ -239,7 +239,7 @@ class _VerifyLook:
         self._unread = 0  # missing or damaged manifests, whose files are unknown
         is_live = number == archive.generation  # then its source is the archive's own
         self._restore = f"restore it from a copy, or {_remedy(context, archive, number)}"
-        url = "" if is_live else making.source
+        url = "" if is_live else written_as.source
         self._source: SourceCheck | None = None
         if how.source:
             source = source_at(context, url or archive.source)
@@ -258,7 +258,7 @@ class _VerifyLook:
 
     def _ranges(self, pipelines: tuple[str, ...], partitions: list[str]) -> Iterator[RangeFiles]:
         """Yields the ranges that have data files, all of which are there."""
-        making = self._archive.making(self.tally.generation)
+        written_as = self._archive.format_of(self.tally.generation)
         for pipeline in pipelines:
             for partition in partitions:
                 manifests = Manifests(self.context, pipeline, partition)
@@ -268,7 +268,7 @@ class _VerifyLook:
                         files = tuple(each for each in manifest.files if each.kind == "data")
                         if files and all(self._sizes.get(f.target) == f.size for f in files):
                             where = self._archive.store
-                            yield RangeFiles(where, making, manifest, files, self._how.deep)
+                            yield RangeFiles(where, written_as, manifest, files, self._how.deep)
 
     def partition(self, pipeline: str, partition: str) -> None:
         """Checks everything of one source partition."""
@@ -388,9 +388,9 @@ class _VerifyLook:
         is_unknown = self._unread or any(each.kind == "rows" for each in self.tally.problems)
         if is_unknown:  # that explains any difference
             return
-        making = self._archive.making(self.tally.generation)
+        written_as = self._archive.format_of(self.tally.generation)
         as_live = msgspec.structs.replace(self._archive, generation=self.tally.generation)
-        folders = DateFolders(LayoutSettings(**making.layout))
+        folders = DateFolders(LayoutSettings(**written_as.layout))
         counter = FolderCounter(self.context, as_live, folders, 0)
         for _ in range(_LOOKS):  # until no finalize changed the rows meanwhile
             rows = self._folder_rows(pipeline)

@@ -348,7 +348,7 @@ class RangeFiles:
     """The files of a range that exist, to check anywhere; pickles."""
 
     store: str  # URL
-    making: ArchiveFormat
+    written_as: ArchiveFormat
     manifest: Manifest
     files: tuple[FileEntry, ...]  # without sidecars
     deep: bool  # read them, not only their footers
@@ -393,7 +393,7 @@ def runs_of(ordered: Offsets) -> Offsets:
 
 def check_range(work: RangeFiles) -> RangeFound | None:
     """Returns what the files of a range hold; None, or an error, if something is wrong."""
-    contents = ArchiveFiles(shared_store(work.store), work.making)
+    contents = ArchiveFiles(shared_store(work.store), work.written_as)
     if not work.deep:
         counts = tuple(contents.count(work.manifest, file) for file in work.files)
         is_healthy = counts == tuple(file.events for file in work.files)

@@ -171,7 +171,7 @@ class ArchiveScope(ProofScope):
         names = {
             pipeline: copy.archive.name
             for copy in copies
-            for pipeline in pipelines_of(copy.archive, *copy.archive.makings)
+            for pipeline in pipelines_of(copy.archive, *copy.archive.formats)
         }
         left = ranges_under_way(self.context, names)
         for _ in looks(self.context.clock, _WAIT_S, _LOOK_S) if left else ():
@@ -234,7 +234,7 @@ class ArchiveScope(ProofScope):
         """Returns the source partitions that the archive has, or had when events were erased."""
         found = {
             own[0]
-            for generation in self._archive.makings
+            for generation in self._archive.formats
             for pipeline in [self._archive.pipeline(generation)]
             for partition in read_partitions(self.context, pipeline)
             if (own := origin_of(self.context, pipeline, partition)) is not None
@@ -320,7 +320,7 @@ class ArchiveScope(ProofScope):
 
     def _is_same(self, archive: Archive) -> bool:
         """Returns whether another archive has one of the source partitions."""
-        pipelines = [archive.pipeline(number) for number in archive.makings]
+        pipelines = [archive.pipeline(number) for number in archive.formats]
         return any(
             own is not None and self.is_own_origin(archive, own[0])
             for pipeline in pipelines

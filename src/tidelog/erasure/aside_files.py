@@ -93,8 +93,8 @@ class AsideFiles:
         return None if file is None else self._with_events(file)
 
     def _with_events(self, file: _File) -> AsideFile:
-        making = self._archive.making(file.generation)
-        batches = ArchiveFiles(self._store, making).batches(file.manifest, file.entry)
+        written_as = self._archive.format_of(file.generation)
+        batches = ArchiveFiles(self._store, written_as).batches(file.manifest, file.entry)
         return AsideFile(file.manifest.files, list(batches))
 
     def _retry_on_change(self, key: str, call: Callable[[_File], T]) -> T | None:
@@ -123,8 +123,8 @@ class AsideFiles:
         """Returns the files of events and dead letters that may hold the events: no sidecars."""
         keys = [info.key for info in self._store.list(layout.aside_folder(self._archive.root))]
         beside: set[str | None] = set()
-        for generation in self._archive.makings:
-            rewriter = FileRewriter(self._store, self._archive.making(generation))
+        for generation in self._archive.formats:
+            rewriter = FileRewriter(self._store, self._archive.format_of(generation))
             beside |= {rewriter.sidecar_name(key) for key in keys}
         files = [key for key in keys if key not in beside and layout.ERASING not in key]
         return [key for key in files if self._holds(key)]
@@ -137,7 +137,7 @@ class AsideFiles:
             return self._archive.generation  # dead letters are the same in all generations
         number = path.partition("/")[0].removeprefix("g")
         found = int(number) if number.isdecimal() else 0
-        return found if found in self._archive.makings else None
+        return found if found in self._archive.formats else None
 
     def _read(self, key: str) -> _File | None:
         """Reads a file; None if it is missing or unreadable."""
@@ -145,7 +145,7 @@ class AsideFiles:
         if generation is None:
             return None
         is_dead = f"/{self._archive.dead}/" in key
-        rewriter = FileRewriter(self._store, self._archive.making(generation))
+        rewriter = FileRewriter(self._store, self._archive.format_of(generation))
         beside = None if is_dead else rewriter.sidecar_name(key)
         entries = []
         for name, kind in ((key, "dead" if is_dead else "data"), (beside, "sidecar")):
@@ -169,7 +169,7 @@ class AsideFiles:
 
     def _without(self, file: _File, erased: ErasedIds) -> tuple[int, AsideErasure] | None:
         """Returns how many events of a file were erased, and the file without them."""
-        rewriter = FileRewriter(self._store, self._archive.making(file.generation))
+        rewriter = FileRewriter(self._store, self._archive.format_of(file.generation))
         rewritten = rewriter.without_rows(
             file.manifest, file.entry, lambda batch: _is_erased(batch, erased)
         )
@@ -217,7 +217,7 @@ class AsideFiles:
 
 def aside_origins(context: Context, archive: Archive) -> dict[str, Origin]:
     """Returns what the files that were set aside were read from, by key."""
-    own = [archive.pipeline(generation) for generation in archive.makings]
+    own = [archive.pipeline(generation) for generation in archive.formats]
     return {
         key: Origin(record.partition, record.incarnation)
         for pipeline in (*own, *map(replay_pipeline, own))

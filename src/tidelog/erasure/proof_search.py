@@ -352,7 +352,7 @@ class _ProofSearch(ObjectSearch):
     def archive(self, archive: Archive, generation: int) -> None:
         """Searches all files of a generation, then everything else in its folders."""
         store = store_at(self._context, archive.store)
-        reader = ArchiveFiles(store, archive.making(generation))
+        reader = ArchiveFiles(store, archive.format_of(generation))
         pipeline = archive.pipeline(generation)
         own = self._scope.partitions(archive, generation)
         gone = {each: sorted(self._sought.offsets(number)) for each, number in own.items()}

@@ -303,8 +303,8 @@ class PartitionRewriter:
 
     @cached_property
     def _ranges(self) -> RangeRewriter:
-        making = self._archive.making(self._generation)
-        return RangeRewriter(self._store, making, self.values, self.output)
+        written_as = self._archive.format_of(self._generation)
+        return RangeRewriter(self._store, written_as, self.values, self.output)
 
     def rows(self, wanted: Offsets) -> Iterator[str]:
         """Yields the commits that may hold some of these offsets."""
@@ -351,7 +351,7 @@ class PartitionRewriter:
                 parts = load_manifest(self._context.store, committed.manifest).parts
                 if self.values is not None and any(part.as_is for part in parts):
                     return None  # its files are to be noted here
-                where = (self._archive.store, self._archive.making(self._generation))
+                where = (self._archive.store, self._archive.format_of(self._generation))
                 return RangeRewrite.of(number, where, tuple(parts), each.wanted, self.values)
         return None
 
@@ -403,7 +403,7 @@ class PartitionRewriter:
             found = read_archive(self._context, self._archive.name)
         except NotFoundError:
             return True
-        if found.incarnation != self._archive.incarnation or self._generation not in found.makings:
+        if found.incarnation != self._archive.incarnation or self._generation not in found.formats:
             return True
         if found.state_of(self._generation) != "removing":
             return False

@@ -52,10 +52,10 @@ class RewrittenFile:
 class FileRewriter:
     """Removes events from files of one generation, by offset."""
 
-    def __init__(self, store: Store, making: ArchiveFormat) -> None:
-        self._files = ArchiveFiles(store, making)
-        settings = settings_of(making.format_settings)
-        self._format: Format = open_format(making.format, making.codec or None, settings)
+    def __init__(self, store: Store, written_as: ArchiveFormat) -> None:
+        self._files = ArchiveFiles(store, written_as)
+        settings = settings_of(written_as.format_settings)
+        self._format: Format = open_format(written_as.format, written_as.codec or None, settings)
 
     def sidecar_name(self, target: str) -> str | None:
         """Returns the name of the sidecar of a data file."""

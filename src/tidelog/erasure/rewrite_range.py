@@ -54,7 +54,7 @@ class RangeRewriter:
     def __init__(
         self,
         store: Store,
-        making: ArchiveFormat,
+        written_as: ArchiveFormat,
         values: Values | None = None,
         output: set[str] | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class RangeRewriter:
         ``output`` gets the files that hold output as it is, which keeps its values.
         """
         self._store = store
-        self._rewriter = FileRewriter(store, making)
+        self._rewriter = FileRewriter(store, written_as)
         self._values = values
         self._output = set() if output is None else output
 
@@ -188,7 +188,7 @@ class RangeRewrite:
 
     number: int  # for the caller
     store: str  # URL
-    making: ArchiveFormat
+    written_as: ArchiveFormat
     parts: tuple[Manifest, ...]
     wanted: Offsets
     values: Values | None
@@ -261,4 +261,4 @@ def replace_here(work: FileReplace) -> bool:
 
 
 def _rewriter(work: RangeRewrite) -> RangeRewriter:
-    return RangeRewriter(shared_store(work.store), work.making, work.values)
+    return RangeRewriter(shared_store(work.store), work.written_as, work.values)

@@ -151,7 +151,7 @@ def _search_again(
 ) -> dict[int, FoundEvent]:
     """Returns what was found in one source partition, by offset; retries if files change."""
     archive, generation, partition = searched.archive, searched.generation, searched.partition
-    reader = ArchiveFiles(store_at(context, archive.store), archive.making(generation))
+    reader = ArchiveFiles(store_at(context, archive.store), archive.format_of(generation))
     pipeline = archive.pipeline(generation)
     for attempt in range(_SEARCHES):
         found: dict[int, FoundEvent] = {}
@@ -243,7 +243,7 @@ class _ArchivedFile:
     """A file of an archive, to search anywhere; pickles."""
 
     store: str  # URL
-    making: ArchiveFormat
+    written_as: ArchiveFormat
     manifest: Manifest  # with sidecars only
     file: FileEntry
     erased: tuple[int, ...]  # offsets between its first and last
@@ -317,7 +317,7 @@ def clean_objects(
 def _files(
     context: Context, archive: Archive, generation: int, wanted: Mapping[str, Collection[int]]
 ) -> Iterator[_ArchivedFile]:
-    making = archive.making(generation)
+    written_as = archive.format_of(generation)
     for partition, erased in wanted.items():
         offsets = sorted(erased)
         for manifest, file in counting_files(context, archive.pipeline(generation), partition):
@@ -326,7 +326,7 @@ def _files(
             first = bisect.bisect_left(offsets, file.first_offset)
             after = bisect.bisect_right(offsets, file.last_offset)
             inside = tuple(offsets[first:after])
-            yield _ArchivedFile(archive.store, making, beside, file, inside)
+            yield _ArchivedFile(archive.store, written_as, beside, file, inside)
 
 
 def _without_places(sought: EventMatcher) -> EventMatcher:
@@ -337,7 +337,7 @@ def _without_places(sought: EventMatcher) -> EventMatcher:
 
 def _is_clean_file(sought: EventMatcher, work: _ArchivedFile) -> bool:
     gone = pa.array(work.erased, pa.int64())
-    reader = ArchiveFiles(shared_store(work.store), work.making)
+    reader = ArchiveFiles(shared_store(work.store), work.written_as)
     return not any(
         _has_some(sought, batch, gone) for batch in reader.batches(work.manifest, work.file)
     )

@@ -332,7 +332,7 @@ def _origins(context: Context, topic: Topic, archives: Iterable[Archive]) -> dic
         if each.name in names:
             found.setdefault(f"topic:{each.name}", how)
     for archive in list_archives(context) if names else ():
-        pipelines = [archive.pipeline(number) for number in archive.makings]
+        pipelines = [archive.pipeline(number) for number in archive.formats]
         held = {name for each in pipelines for name in read_partitions(context, each)}
         if not names.isdisjoint(name.rpartition("/")[0] for name in held):
             found.setdefault(f"archive:{archive.name}", how)

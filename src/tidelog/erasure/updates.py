@@ -197,12 +197,12 @@ def _update_generations(
 
 def _why_unchanged(context: Context, archive: Archive, generation: int) -> str:
     """Returns why files of a generation cannot get new values; empty if they can."""
-    making = archive.making(generation)
-    if output := output_of(making):
+    written_as = archive.format_of(generation)
+    if output := output_of(written_as):
         return f"its files hold the output of a {output}: {_AGAIN}"
     if above := output_above(context, archive, generation):
         return f"its files were made of archive `{above}`, which holds other values: {_AGAIN}"
-    if not ArchiveFiles(files_at(context, archive), making).restorable:
+    if not ArchiveFiles(files_at(context, archive), written_as).restorable:
         return f"its files have columns and no values: {_AGAIN}"
     return ""
 

@@ -68,7 +68,7 @@ class ArchiveEraser:
         self.troubles = []
         reports: list[ArchiveErasure] = []
         archives = list(list_archives(self._context))
-        made = frozenset((each.incarnation, n) for each in archives for n in each.makings)
+        made = frozenset((each.incarnation, n) for each in archives for n in each.formats)
         for topic in list_topics(self._context):
             if topic.state == "ready":
                 with contained(f"topic `{topic.name}`", self.troubles.append):

@@ -134,7 +134,7 @@ class Archive(Persisted, frozen=True):
     store: str  # URL of the store that holds staging and the archive; `home:` in the row
     root: str  # the archive's folder in it
     created_ms: int
-    makings: dict[int, ArchiveFormat]  # how files are written, by generation
+    formats: dict[int, ArchiveFormat]  # how files are written, by generation
     max_bytes: int = defaults.ARCHIVE_FILE_BYTES
     max_age_ms: int = duration_ms(defaults.ARCHIVE_FILE_AGE)
     dead_share_max: float = defaults.DEAD_SHARE
@@ -155,29 +155,29 @@ class Archive(Persisted, frozen=True):
     number: int = 1  # counts archives of this name: no two share a folder
 
     def __post_init__(self) -> None:
-        for making in self.makings.values():
-            if (self.kind == "partition") != bool(making.parser):
+        for written_as in self.formats.values():
+            if (self.kind == "partition") != bool(written_as.parser):
                 raise InvalidError(
-                    f"archive `{self.name}`: kind {self.kind} and parser `{making.parser}` "
+                    f"archive `{self.name}`: kind {self.kind} and parser `{written_as.parser}` "
                     "contradict: a partition archive has a parser, a backup has none"
                 )
 
-    def making(self, generation: int | None = None) -> ArchiveFormat:
+    def format_of(self, generation: int | None = None) -> ArchiveFormat:
         """Returns the format of a generation, by default the live one. Raises ``NotFoundError``."""
         number = self.generation if generation is None else generation
-        if number not in self.makings:
-            known = ", ".join(map(str, sorted(self.makings)))
+        if number not in self.formats:
+            known = ", ".join(map(str, sorted(self.formats)))
             raise NotFoundError(
                 f"archive `{self.name}`: has no generation {number}: it has {known}"
             )
-        return self.makings[number]
+        return self.formats[number]
 
     def state_of(self, generation: int) -> GenerationState:
         """Returns the state of a generation. Raises ``NotFoundError``.
 
         An ended archive has no live generation and none that is being built: all are kept.
         """
-        self.making(generation)
+        self.format_of(generation)
         if self.ended is not None:
             gone = self.ended.removing or self.states.get(generation) == "removing"
             return "removing" if gone else "kept"
@@ -185,7 +185,7 @@ class Archive(Persisted, frozen=True):
 
     def in_state(self, *states: GenerationState) -> list[int]:
         """Returns the generations that are in one of these states, in order."""
-        return [number for number in sorted(self.makings) if self.state_of(number) in states]
+        return [number for number in sorted(self.formats) if self.state_of(number) in states]
 
     @property
     def state_name(self) -> str:
@@ -197,7 +197,7 @@ class Archive(Persisted, frozen=True):
     @property
     def from_live(self) -> list[int]:
         """Returns all generations, the live one first, since another one may be filled from it."""
-        return sorted(self.makings, key=lambda number: (number != self.generation, number))
+        return sorted(self.formats, key=lambda number: (number != self.generation, number))
 
     @property
     def building(self) -> int | None:
@@ -206,7 +206,7 @@ class Archive(Persisted, frozen=True):
 
     def pipeline(self, generation: int | None = None) -> str:
         """Returns the name of a generation's rows and manifests."""
-        self.making(generation)
+        self.format_of(generation)
         return self.any_pipeline(self.generation if generation is None else generation)
 
     def any_pipeline(self, generation: int) -> str:

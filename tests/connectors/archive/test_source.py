@@ -78,17 +78,17 @@ def an_event(n: int) -> Event:
     )
 
 
-def an_archive(home: Home, name: str = "raw", **making: Any) -> Archive:
-    shared = {each: making.pop(each) for each in ("max_bytes", "source") if each in making}
+def an_archive(home: Home, name: str = "raw", **written_as: Any) -> Archive:
+    shared = {each: written_as.pop(each) for each in ("max_bytes", "source") if each in written_as}
     wanted = Archive(
         name=name,
         incarnation=home.context.ids.new(),
         source=shared.pop("source", "topic:t"),
-        kind="partition" if "parser" in making else "backup",
+        kind="partition" if "parser" in written_as else "backup",
         store=home.store.url,
         root=f"archives/{name}",
         created_ms=0,
-        makings={1: ArchiveFormat(**making)},
+        formats={1: ArchiveFormat(**written_as)},
         **shared,
     )
     return create_archive(home.context, wanted)
@@ -393,7 +393,7 @@ def test_a_manifest_that_is_missing_or_does_not_name_a_sidecar_is_told(home: Hom
         plan_commits(
             SourceRange(T0, "0", "100"),
             [msgspec.structs.replace(manifest, files=without)],
-            archive.making(),
+            archive.format_of(),
             archive.store,
         )
     (commit,) = read_commits(home.context, archive.pipeline(), T0.text)
@@ -410,7 +410,7 @@ def test_files_that_hold_an_offset_twice_are_told(home: Home) -> None:
     filled(home, archive, commits=1)
     (manifest,) = read_manifests(home.context, archive.pipeline(), T0.text)
     again = msgspec.structs.replace(manifest, files=manifest.files * 2)
-    plan = plan_commits(SourceRange(T0, "0", "100"), [again], archive.making(), archive.store)
+    plan = plan_commits(SourceRange(T0, "0", "100"), [again], archive.format_of(), archive.store)
     with pytest.raises(CorruptError, match="both have offset 0"):
         list(plan.read())
 

@@ -68,16 +68,16 @@ def home(tmp_path: Path) -> Iterator[Home]:
         yield made
 
 
-def an_archive(home: Home, source: str, name: str = "a", **making: Any) -> Archive:
+def an_archive(home: Home, source: str, name: str = "a", **written_as: Any) -> Archive:
     wanted = Archive(
         name=name,
         incarnation=home.context.ids.new(),
         source=source,
-        kind="partition" if "parser" in making else "backup",
+        kind="partition" if "parser" in written_as else "backup",
         store=home.store.url,
         root=f"archives/{name}",
         created_ms=0,
-        makings={1: ArchiveFormat(**making)},
+        formats={1: ArchiveFormat(**written_as)},
     )
     return create_archive(home.context, wanted)
 

@@ -80,7 +80,7 @@ def test_a_part_is_written_again_after_its_cost_is_shown_and_dropped(
     said = do(browser, "drop")
     assert "Deletes 9 files (" in said
     eventually(lambda: browser.get("/console/jobs"), "generation 2 and its files are deleted")
-    assert sorted(archive.reload().makings) == [1]
+    assert sorted(archive.reload().formats) == [1]
 
 
 def test_folders_are_marked_and_a_table_is_kept_up_to_date(

@@ -147,7 +147,7 @@ def verify(home_text: str | None, output: Output, /, name: str, **given: Any) ->
     """
     with open_home(home_text) as home:
         archive = home.archives.get(name)
-        archive.info.making(given["generation"])
+        archive.info.format_of(given["generation"])
 
         def total() -> int:
             return archive.stored_bytes(given["generation"])
@@ -224,7 +224,7 @@ def dead(home_text: str | None, output: Output, /, name: str, **given: Any) -> N
                     **how, stop=watch.stop, on_cycle=watch.cycle, **tasks_of(given)
                 )
             output.record({"archive": name, **asdict(done)})
-            used, other = archive.info.making().parser, given["parser"]
+            used, other = archive.info.format_of().parser, given["parser"]
             if other and other != used:
                 output.say(
                     f"New events are still read with `{used}`. To change that, run `tidelog "

@@ -459,7 +459,7 @@ def _show_generations(output: Output, found: ArchiveStatus) -> None:
 
 def _generations(archive: Archive) -> dict[str, str]:
     """Every generation, with its state."""
-    return {str(number): archive.state_of(number) for number in sorted(archive.makings)}
+    return {str(number): archive.state_of(number) for number in sorted(archive.formats)}
 
 
 def _aside(found: Aside) -> dict[str, Any]:

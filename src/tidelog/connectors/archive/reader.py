@@ -31,7 +31,7 @@ _KINDS = ("data", "dead")  # of files with events
 def plan_commits(
     range: SourceRange,
     manifests: Sequence[Manifest],
-    making: ArchiveFormat,
+    written_as: ArchiveFormat,
     store: str,
     replays: Replays | None = None,
 ) -> PlannedCommits:
@@ -39,7 +39,7 @@ def plan_commits(
 
     Raises ``InvalidError`` if it cuts a commit whose positions are not offsets.
     """
-    form = _format(making)
+    form = _format(written_as)
     again = list(replays.counting()) if replays is not None else []
     commits = []
     for manifest in manifests:
@@ -49,7 +49,7 @@ def plan_commits(
         instead = _replay_files(again, form, [f.data for f in gone]) if gone else []
         commits.append(_plan_commit(manifest, [*kept, *instead], range))
     lost = tuple(gap for manifest in manifests for gap in manifest.lost)
-    return PlannedCommits(range, tuple(commits), making, store, lost)
+    return PlannedCommits(range, tuple(commits), written_as, store, lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class PlannedCommits:
 
     range: SourceRange
     commits: tuple[_PlannedCommit, ...]
-    making: ArchiveFormat
+    written_as: ArchiveFormat
     store: str  # URL
     lost: tuple[Gap, ...]  # in the range: the archive's own source lost these events
     rewrites: tuple[str, ...] = ()  # manifests that running erasures write for these files
@@ -125,7 +125,7 @@ class PlannedCommits:
         return replace(self, commits=tuple(commits)), copied
 
     def _pieces(self, store: Store) -> Iterator[tuple[pa.RecordBatch, str]]:
-        forms = {"data": _format(self.making), "dead": open_format("parquet")}
+        forms = {"data": _format(self.written_as), "dead": open_format("parquet")}
         for commit in self.commits:
             for batch in merged(_stream(store, forms[f.data.kind], f) for f in commit.files):
                 wanted = within(batch, *commit.offsets) if commit.offsets else batch
@@ -135,8 +135,10 @@ class PlannedCommits:
                     yield wanted, commit.start
 
 
-def _format(making: ArchiveFormat) -> Format:
-    return open_format(making.format, making.codec or None, settings_of(making.format_settings))
+def _format(written_as: ArchiveFormat) -> Format:
+    return open_format(
+        written_as.format, written_as.codec or None, settings_of(written_as.format_settings)
+    )
 
 
 def _plan_commit(

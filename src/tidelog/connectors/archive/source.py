@@ -214,8 +214,8 @@ class ArchiveSource:
             manifests, commits = _manifests(context, history, range)
             self._planned[range.partition] = _Planned(range, history.pipeline, manifests)
             replays = Replays(context, history.pipeline, range.partition.text)
-            making = archive.making(self._generation)
-            plan = plan_commits(range, manifests, making, archive.store, replays)
+            written_as = archive.format_of(self._generation)
+            plan = plan_commits(range, manifests, written_as, archive.store, replays)
             every = (*commits, *replays.commits)
             # In the last step, when only tables are corrected, the files do not change any more.
             rewrites = {each.rewrite for each in every if each.rewrite != each.manifest}
@@ -303,7 +303,7 @@ class ArchiveSource:
 
     def _archive(self, context: Context) -> Archive:
         archive = read_archive(context, self._name)
-        archive.making(self._generation)
+        archive.format_of(self._generation)
         return archive
 
     def _histories(

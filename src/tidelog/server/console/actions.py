@@ -137,7 +137,7 @@ class ActionPages:
         args = {name: visit.text(name) for name in ("parser", "granularity", "format")}
         args["start"] = "earliest" if visit.form.get("start") else ""
         _check_backfill(info, args)
-        made = info.making()
+        made = info.format_of()
         building = info.building
         changed = [
             f"{name} {value} instead of {before}"
@@ -231,7 +231,7 @@ class ActionPages:
     def _plan_rollback(self, archive: ArchiveHandle, visit: Visit) -> Preview:
         info = archive.info
         number = visit.number("generation", 0)
-        if number not in info.makings or info.state_of(number) != "kept":
+        if number not in info.formats or info.state_of(number) != "kept":
             raise InvalidError(f"archive `{info.name}`: generation {number} is not kept")
         says = (
             (
@@ -249,7 +249,7 @@ class ActionPages:
     def _plan_drop(self, archive: ArchiveHandle, visit: Visit) -> Preview:
         info = archive.info
         number = visit.number("generation", 0)
-        if number not in info.makings or number == info.generation:
+        if number not in info.formats or number == info.generation:
             raise InvalidError(f"archive `{info.name}`: generation {number} cannot be dropped")
         status = archive.status(number)
         files = sum(each.files for each in status.partitions)
@@ -273,7 +273,7 @@ class ActionPages:
         tried = f"{counted(plan.dead, 'dead letter')}."
         if plan.tried < plan.dead:
             tried = f"{tried} The first {plan.tried:,} were tried."
-        own = archive.info.making().parser
+        own = archive.info.format_of().parser
         named = f"Parser {parser or own}" if parser or own else "The archive, without a parser,"
         says = [
             tried,
@@ -365,7 +365,7 @@ def _check_parser(parser: str, command: str) -> None:
 
 
 def _check_transform(info: Archive, command: str) -> None:
-    if info.making().transform:
+    if info.format_of().transform:
         raise InvalidError(
             f"archive `{info.name}`: has a transform, which needs Spark: use `tidelog archive "
             f"{command} --master`"

@@ -175,9 +175,9 @@ class ArchivePages:
             "tables": {each.table: each for each in seen.tables or ()},
             "history": history,
             "chart": bar_chart([(bar.start_ms, bar.events) for bar in history.bars]),
-            "generations": [(number, info.state_of(number)) for number in sorted(info.makings)],
+            "generations": [(number, info.state_of(number)) for number in sorted(info.formats)],
             "building": info.building,
-            "redo": info.making(info.building).redo if info.building else None,
+            "redo": info.format_of(info.building).redo if info.building else None,
             "sources": sorted({each.partition for each in seen.status.partitions})
             if seen.status
             else (),
@@ -235,7 +235,7 @@ class ArchivePages:
             "is_whole": is_whole,
             "reason": wanted,
             "parsers": PARSERS,
-            "parser": archive.making().parser,
+            "parser": archive.format_of().parser,
         }
         return Shown("dead.html", values)
 
