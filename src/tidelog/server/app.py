@@ -159,7 +159,7 @@ class ServerApp:
         self._clock = home.context.clock
         self._now_s = home.context.clock.monotonic_s
         self._threads = ServerThreads()
-        self._topics = OpenTopics(home, self._threads.pool)
+        self._topics = OpenTopics(home, self._threads)
         link = self._telemetry.link if self._telemetry is not None else lambda: None
         self._ingest = Ingest(home, self._topics, self._threads, link)
         self._bodies = Bodies(options.body_bytes_max, self._clock)
@@ -244,7 +244,7 @@ class ServerApp:
         elif self.gate.is_open and is_closed_home(context):
             self.gate.stay_closed()
 
-    def _take_usage(self) -> tuple[Mapping[str, int], Mapping[Read, int]]:
+    def _take_usage(self) -> tuple[Mapping[str, int], dict[Read, int]]:
         return self.gate.take_uses(), self._usage.take_reads()
 
     def stop_waiting(self) -> None:
@@ -499,7 +499,13 @@ class ServerApp:
             topic.time_out(limits.ANSWER_S)
 
     async def _store_usage(self) -> None:
-        await self._threads.run(self._usage.store, *self._take_usage())
+        uses, reads = self._take_usage()
+        try:
+            await self._threads.run(self._usage.store, uses, reads)
+        except TidelogError:
+            self.gate.put_back_uses(uses)
+            self._usage.put_back(reads)
+            raise
 
     async def _refresh_certificate(self) -> None:
         if self.certificate is not None:  # in a thread of its own; if it fails, the old one stays

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import re
 import socket
 import stat
+import threading
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from tests.support.serving import Served, ask, error, read_answer, serving, status
+from tests.support.waiting import until
 from tidelog import InvalidError
 from tidelog.cli.commands.serve import serve
 from tidelog.cli.commands.up import _FLAGS, _PASSED, _REPEATED, _of_server, up
+from tidelog.clock import SystemClock
 from tidelog.coordination.tokens import create_token
+from tidelog.server.http.metrics import AccessLog
 
 PATHS = (
     "/topics",
@@ -69,7 +75,11 @@ def test_the_access_log_has_each_request_and_no_token(tmp_path: Path) -> None:
         served.client.get("/%C2%9B2J%E2%80%AE%7F%F3%A0%80%81")
         for method in ("GET", "PATCH"):
             served.client.request(method, "/topics/t/ids/person%40example")
-        for path in (b"//topics/t/ids/person", b"/v1/topics/t/IDs/person", b"/t/ids;person"):
+        for path in (
+            *(b"//topics/t/ids/person", b"/v1/topics/t/IDs/person", b"/t/ids;person"),
+            *(b"/topics/t/id/person", b"/topics/t/events/person", b"/console/topics/t/ids/person"),
+            *(b"/console/topic/t/person", b"/topics/t/events"),
+        ):
             ask(served.address, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
     text = log.read_text()
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
@@ -78,10 +88,17 @@ def test_the_access_log_has_each_request_and_no_token(tmp_path: Path) -> None:
     assert text.replace("\n", "").isprintable(), "what a terminal would obey"
     assert "person" not in text, "an id may be personal data, and outlive its erasure here"
     rows = [json.loads(line) for line in text.splitlines()]
-    assert [row["status"] for row in rows] == [200, 200, 401, 401, 404, 401, 405, 404, 404, 404]
+    assert [row["status"] for row in rows] == [
+        *(200, 200, 401, 401, 404, 401, 405),
+        *([404] * 7),
+        401,
+    ]
     assert rows[4]["path"] == "/\x9b2J\u202e\x7f\U000e0001"
     assert [row["path"] for row in rows[5:7]] == ["/topics/t/ids/*"] * 2
-    assert [row["path"] for row in rows[8:]] == ["/v1/topics/t/IDs/*", "/t/ids*"]
+    assert [row["path"] for row in rows[8:]] == [
+        *("/v1/topics/t/IDs/*", "/t/ids*", "/topics/t/*", "/topics/t/*"),
+        *("/console/topics/t/ids/*", "/console/topic/t/*", "/topics/t/events"),
+    ]
     assert rows[0]["id"] == "from-proxy-1"
     assert rows[0]["client"] == "9.9.9.9"
     assert rows[0]["token"] == read.split("_")[1]
@@ -125,6 +142,40 @@ def test_refusals_have_the_proxys_id_and_a_line_in_the_access_log(tmp_path: Path
         ("ok", 200, "/healthz"),
         ("later", 400, "/topics/t/events"),
     }
+
+
+def test_a_full_disk_leaves_no_half_of_a_line_in_the_access_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, real, full = tmp_path / "access.log", os.write, threading.Event()
+
+    def write(file: int, data: bytes) -> int:
+        if not full.is_set():
+            return real(file, data)
+        if len(data) <= 50:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, data[:-50])
+
+    monkeypatch.setattr(os, "write", write)
+    access = AccessLog(str(log), SystemClock())
+    rest = {"client": "me", "token": None, "method": "GET", "status": 200, "ms": 1.0}
+
+    def note(*ids: str) -> None:
+        for each in ids:
+            access.note(id=each, path="/topics", operation="topics", **rest)
+
+    note("1")
+    until(lambda: log.stat().st_size > 0)
+    full.set()
+    note("2", "3", "4")
+    until(lambda: access._dropped > 0 and not access._lines)
+    full.clear()
+    note("5")
+    access.close()
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    lost = {"2", "3", "4"} - {row["id"] for row in rows}
+    assert lost
+    assert sum(row.get("dropped", 0) for row in rows) == len(lost)
 
 
 def test_an_access_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from tests.support.machine_clock import MachineClock
 from tests.support.serving import Served, ask, read_answer, serving, status
 from tests.support.waiting import until
 from tidelog.coordination.tokens import create_token
-from tidelog.home import create_home
+from tidelog.home import Home, create_home
+from tidelog.server.api import ingest
 from tidelog.server.http import limits, request
 from tidelog.settings import Settings
 
@@ -296,6 +297,48 @@ def test_clients_take_turns_at_threads() -> None:
     asyncio.run(work())
     assert sorted(done) == ["few"] * 2 + ["many"] * 100
     assert "few" in done[:20], "it does not wait for all of the others"
+
+
+def test_idempotent_appends_of_one_client_do_not_keep_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    begun: list[str] = []
+    turn = threading.Semaphore(0)
+    real = ingest.append_once
+
+    def append_once(context: Any, topic: Any, key: str, events: Any) -> Any:
+        begun.append(key)
+        assert turn.acquire(timeout=60)
+        return real(context, topic, key, events)
+
+    def first(home: Home) -> None:
+        texts.extend(create_token(home.context, ["admin"])[1] for _ in range(2))
+
+    def in_flight(served: Served) -> float:
+        page = served.client.get("/metrics", headers={"authorization": f"Bearer {texts[1]}"}).text
+        [line] = [each for each in page.splitlines() if each.startswith("tidelog_requests_in_f")]
+        return float(line.split()[1])
+
+    monkeypatch.setattr(ingest, "append_once", append_once)
+    with serving(tmp_path, first=first) as served, contextlib.ExitStack() as stack:
+        post = b"POST /topics/t/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\n"
+        post += b"idempotency-key: %d\r\ncontent-length: 1\r\n\r\nx"
+        for number in range(40):
+            raw = stack.enter_context(socket.create_connection(served.address, timeout=60))
+            raw.sendall(post % (texts[0].encode(), number))
+        until(lambda: len(begun) == 16 and in_flight(served) == 41)
+        raw = stack.enter_context(socket.create_connection(served.address, timeout=60))
+        get = b"GET /topics/t HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\n\r\n"
+        raw.sendall(get % texts[1].encode())
+        until(lambda: in_flight(served) == 42)
+        try:
+            for _ in range(2):
+                turn.release()
+            assert status(read_answer(raw)) == 200, "though 38 appends wait"
+            assert len(begun) < 20
+        finally:
+            turn.release(40)
 
 
 def test_idle_tails_share_one_look_at_the_catalog(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 from tests.support.serving import Served, ask, error, read_answer, serving, status
+from tidelog import Event
 from tidelog.server.http import limits
 
 POST = b"POST /topics/t/events HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n"
@@ -241,6 +243,59 @@ def test_a_bad_body_is_refused_after_the_answers_before_it(
     statuses = [int(each[:3]) for each in found.split(b"HTTP/1.1 ")[1:]]
     assert statuses == [200, 200, refusal], "in the order of the requests"
     assert served.values() == []
+
+
+HASH = GET.replace(b"/healthz", b"/topics#x") + b"\r\n"
+
+
+@pytest.mark.parametrize(("first", "statuses"), [(b"", [400]), (GET + b"\r\n", [200, 400])])
+def test_nothing_after_a_refused_request_is_read(
+    served: Served, first: bytes, statuses: list[int]
+) -> None:
+    served.home.append("t", [Event(b"kept", id="x")])
+    erase = b"DELETE /topics/t/ids/x HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with socket.create_connection(served.address, timeout=30) as raw:
+        raw.sendall(first + HASH + erase + POST + b"content-length: 1\r\n\r\nx")
+        found = b""
+        while piece := raw.recv(65_536):
+            found += piece
+    assert [int(each[:3]) for each in found.split(b"HTTP/1.1 ")[1:]] == statuses
+    page = served.client.get("/metrics").text
+    assert "tidelog_requests_in_flight 1.0" in page, "this one"
+    assert 'operation="delete"' not in page
+    assert served.values() == [b"kept"]
+
+
+@pytest.mark.parametrize(
+    ("size", "headers", "refusal"),
+    [(9_000_000, {}, 413), (4_000_000, {"connection": "close", "if-match": "x"}, 400)],
+)
+def test_clients_that_send_all_before_they_read_see_why_they_are_refused(
+    served: Served, size: int, headers: dict[str, str], refusal: int
+) -> None:
+    for _ in range(3):
+        client = HTTPConnection(*served.address, timeout=60)
+        client.request("POST", "/topics/t/events", b"x" * size, headers)
+        assert client.getresponse().status == refusal
+        client.close()
+    assert served.values() == []
+
+
+def test_http_1_0_gets_no_chunks(served: Served) -> None:
+    served.home.append("t", [Event(b"here")])
+    asked = b"GET /topics/t/tail?from=earliest HTTP/1.0\r\n\r\n"
+    with socket.create_connection(served.address, timeout=60) as raw:
+        raw.sendall(asked)
+        found = b""
+        while b"here" not in found:
+            found += raw.recv(65_536)
+        served.stop()
+        while piece := raw.recv(65_536):
+            found += piece
+    head, _, body = found.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert body.startswith(b"retry: 1000\nid: 0:0\n\nid: 0:1\ndata: {")
+    assert body.endswith(b"}\n\n")
 
 
 @pytest.mark.parametrize("size", [1, 300_000])

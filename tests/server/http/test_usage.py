@@ -11,7 +11,7 @@ import pytest
 from tests.support.serving import Served, serving
 from tests.support.visits import Browser, forms_of
 from tests.support.waiting import until
-from tidelog import Event, Home
+from tidelog import Event, Home, UnavailableError
 from tidelog.catalog.base import Put
 from tidelog.coordination.audit import ACTIONS_KEPT_MS, Action, forget_actions, record_action
 from tidelog.coordination.tokens import create_token, revoke_token
@@ -122,6 +122,32 @@ def test_reads_are_counted_on_request(tmp_path: Path) -> None:
     assert (by, "topic t", "events, 7 requests") in found
     assert (by, "topic t", "console events, 1 requests") in found
     assert "none" not in str(found), "each name of a topic would be a record"
+
+
+def test_usage_that_the_catalog_refuses_is_stored_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[Token, str]] = []
+    refused: list[str] = []
+
+    def refuse(context: object, *given: object) -> None:
+        refused.append(str(given))
+        raise UnavailableError("catalog: is out of reach")
+
+    monkeypatch.setattr("tidelog.server.app.USAGE_S", 0.1)
+    monkeypatch.setattr("tidelog.server.app._TICK_S", 0.05)
+    with serving(tmp_path, audit_reads=True, first=lambda home: keep(home, made)) as served:
+        token, text = made[0]
+        with monkeypatch.context() as broken:
+            for name in ("note_uses", "record_action"):
+                broken.setattr(f"tidelog.server.http.metrics.{name}", refuse)
+            for _ in range(7):
+                served.client.get("/topics/t", headers=bearer(text))
+            until(lambda: sum(token.id in each for each in refused) > 1)
+        until(lambda: len(actions(served.home, "read")) > 0)
+        assert token.id in served.home.tokens.last_used()
+        notes = [each.note for each in actions(served.home, "read")]
+        assert sum(int(note.split()[1]) for note in notes) == 7
 
 
 def test_logins_of_one_token_have_a_bound(tmp_path: Path) -> None:

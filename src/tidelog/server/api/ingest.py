@@ -8,7 +8,6 @@ are appended on their own, so that a repeat finds them (``log/producer/idempoten
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -217,19 +216,17 @@ class Ingest:
     async def _send_once(
         self, opened: OpenTopic, key: str, events: list[Event]
     ) -> Sequence[Position]:
-        loop = asyncio.get_running_loop()
-
         def append(topic: Topic) -> Positions:
             for event in events:
                 self.check(event)
             return append_once(self._home.context, topic, key, events)
 
         try:
-            return await loop.run_in_executor(self._pool, append, opened.topic)
+            return await self._threads.run(append, opened.topic)
         except NotFoundError:
             self._topics.drop(opened)
             again = await self._topics.open(opened.topic.name)
-            return await loop.run_in_executor(self._pool, append, again.topic)
+            return await self._threads.run(append, again.topic)
 
     def _append_absent(self, topic: str, events: list[Event]) -> Sequence[Position]:
         for event in events:

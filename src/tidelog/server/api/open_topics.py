@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Executor
 
 from tidelog.errors import TidelogError, UnknownOutcomeError
 from tidelog.home import Home
@@ -19,6 +18,7 @@ from tidelog.log.producer.producer import Producer
 from tidelog.model.topic import Topic, check_topic_name
 from tidelog.server.http import limits
 from tidelog.server.http.errors import BusyError
+from tidelog.server.http.limits import ServerThreads
 
 __all__ = ["OpenTopic", "OpenTopics", "RoomPromise"]
 
@@ -108,9 +108,9 @@ class OpenTopic:
 class OpenTopics:
     """Opens topics as requests name them, and closes those that were not named for long."""
 
-    def __init__(self, home: Home, pool: Executor) -> None:
+    def __init__(self, home: Home, threads: ServerThreads) -> None:
         self._home = home
-        self._pool = pool
+        self._threads = threads
         self._open: dict[str, OpenTopic] = {}
         self._opening: dict[str, asyncio.Task[OpenTopic]] = {}
 
@@ -159,11 +159,11 @@ class OpenTopics:
 
     def _close_unused(self, topic: OpenTopic) -> None:
         if topic.users == 0:
-            self._pool.submit(_close_quietly, topic.producer)
+            self._threads.pool.submit(_close_quietly, topic.producer)
 
     async def _open_now(self, name: str) -> OpenTopic:
         loop = asyncio.get_running_loop()
-        topic, producer = await loop.run_in_executor(self._pool, self._open_producer, name)
+        topic, producer = await self._threads.run(self._open_producer, name)
         while len(self._open) >= limits.PRODUCERS_MAX:  # the one that was opened first
             self.drop(next(iter(self._open.values())))
         opened = self._open[name] = OpenTopic(topic, producer, loop)

@@ -118,7 +118,8 @@ class FormPages:
         if not once:
             raise InvalidError("produce: has no key: send it from its page")
         try:
-            (at,) = self._home.append_once(topic.name, f"console {once}", [event])
+            key = f"console {visit.session.who} {once}"  # no other token's
+            (at,) = self._home.append_once(topic.name, key, [event])
         except (InvalidError, AlreadyExistsError) as exc:
             form.errors[""] = exc.message
             return self._show_produce(topic, form, event, status_of(exc))

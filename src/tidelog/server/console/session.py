@@ -141,7 +141,7 @@ class Sessions:
         if login is not None and (
             now_s - login.used_s > SESSION_IDLE_S or now_s - login.began_s > SESSION_S
         ):
-            del self._logins[hashed]
+            self._logins.pop(hashed, None)  # threads look as well
             return None
         return login
 

@@ -134,6 +134,10 @@ class Gate:
         taken, self._uses = self._uses, {}
         return taken
 
+    def put_back_uses(self, uses: Mapping[str, int]) -> None:
+        """Notes uses that could not be stored, for the next call."""
+        self._uses = {**uses, **self._uses}
+
     def close(self) -> None:
         """Stops reading tokens, without waiting for a read."""
         self._pool.shutdown(wait=False, cancel_futures=True)

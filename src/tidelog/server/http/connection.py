@@ -5,7 +5,8 @@ a time. A head that is too large reaches the app as a mark in its scope, and is 
 What is malformed gets status 400. None of these leaves a trace in a topic.
 
 A client that is refused may still be sending. A socket that is closed with unread bytes is reset,
-and the client sees the reset instead of the answer. So the server reads on for a moment.
+and the client sees the reset instead of the answer. So the server reads on for a moment; and after
+an answer of the app, as long as the body may take.
 
 A server that is full still answers health checks, and one address cannot fill it alone.
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Self, cast
 
 from starlette.types import Message, Scope, Send
 from uvicorn._types import HTTPScope
@@ -93,6 +94,34 @@ class OldCycle(Protocol):
     keep_alive: bool
 
 
+class _RefusedError(Exception):
+    """Ends the parsing of what a client has sent: nothing after a refused request is read."""
+
+
+class _AnyLength(int):
+    """The length of an answer that ends with its connection, as HTTP/1.0 knows no chunks."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    def __sub__(self, other: object) -> Self:
+        return self
+
+    __hash__ = int.__hash__
+
+
+class _Outlet:
+    """What the app writes an answer to; it is closed once the client has seen the answer."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
+
+
 class _Flow(FlowControl):
     """Uvicorn's flow control, which also pauses while bytes that were read wait to be parsed."""
 
@@ -119,6 +148,7 @@ class Connection(HttpToolsProtocol):
     _refused = False  # answered without the app, and only read until it ends
     _late: tuple[int, str, str] | None = None  # a refusal that waits for the answers before it
     _is_unseen = False  # the app does not see the request that came last
+    _is_stopping = False  # with the server
     _is_ending = False  # closed after the answers to what the client has sent
     _surplus = False  # beyond the number of connections: only a health check is answered
     _address: str | None = None  # that is counted
@@ -139,6 +169,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _Flow(transport)
+        self._outlet = cast(asyncio.Transport, _Outlet(transport, self._close_answered))
         self.before_made()
         self._address = self.client[0] if self.client else ""
         beyond = self._counts.enter(self._address)
@@ -263,18 +294,22 @@ class Connection(HttpToolsProtocol):
             self.scope["state"][HEAD_TOO_LARGE] = True
         if self._surplus and self.url.partition(b"?")[0] not in _HEALTH:
             self._refuse(503, "unavailable", _FULL)
-            return
+            raise _RefusedError
         version = self.parser.get_http_version()
         problem = target_problem(self.url) or framing_problem(
             version, self.headers, self.parser.should_upgrade()
         )
         if problem:
             self._refuse(400, InvalidError.kind, problem)
-            return
+            raise _RefusedError
         self.headers[:] = with_authority(self.url, self.headers)
         if version == "1.0":
             self.expect_100_continue = False  # it would take that for the answer
         super().on_headers_complete()  # raises for a URL that is none: still in the head then
+        self.cycle.transport = self._outlet
+        if version == "1.0":
+            self.cycle.chunked_encoding = False
+            self.cycle.expected_content_length = _AnyLength()
         # After a wish for another protocol, the parser reads nothing more.
         if (self._surplus or self.parser.should_upgrade()) and self.cycle is not None:
             self.cycle.keep_alive = False
@@ -298,6 +333,7 @@ class Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Closes the connection as the server stops; a body on its way has a moment left."""
+        self._is_stopping = True
         if self._refused:
             self.transport.close()
             return
@@ -400,8 +436,17 @@ class Connection(HttpToolsProtocol):
             self._refusals.note_refused(scope, status)
         return self._refusals.id_of(scope)
 
-    def _linger(self) -> None:
-        """Ends our side, and closes when the client does or after a moment."""
+    def _close_answered(self) -> None:
+        """Closes after an answer. Reads on while the client still sends the request's body."""
+        if self._complete or self._in_head or self.pipeline:
+            self.transport.close()
+            return
+        self._refused = True
+        self._relax()
+        self._linger(limits.LINGER_S if self._is_stopping else limits.BODY_S)
+
+    def _linger(self, seconds: float = limits.LINGER_S) -> None:
+        """Ends our side, and closes when the client does or after a time."""
         many = len(self.connections) > self._counts.most_lingering
         if many or not self.transport.can_write_eof():
             self.transport.close()
@@ -409,7 +454,7 @@ class Connection(HttpToolsProtocol):
         self.transport.write_eof()
         self.flow.is_held = False
         self.flow.resume_reading()
-        self._patience = self.loop.call_later(limits.LINGER_S, self.transport.close)
+        self._patience = self.loop.call_later(seconds, self.transport.close)
 
 
 def _may_last(scope: HTTPScope) -> bool:

@@ -15,12 +15,13 @@ rotated; only its owner can read it.
 
 **Usage.** The home stores when each token was used, and on request how often each topic. Requests
 only change a number in memory. Once a minute a thread stores what has changed since; what a crash
-loses is the last minute.
+loses is the last minute. What a catalog that is out of reach refuses is stored with the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -233,7 +234,11 @@ _LINES_MAX = 20_000  # that wait to be written
 _EVERY_S = 0.2
 _PATH_MAX = 500  # characters
 _IDS = re.compile(r"^(/topics/[^/]*/ids/)[\s\S]*")
-_LIKE_IDS = re.compile(r"(\bids\b/?)[\s\S]+", re.IGNORECASE)  # in a path that leads nowhere
+# In a path that leads nowhere: what follows `ids`, or the third name.
+_LIKE_IDS = re.compile(r"(\bids\b/?)[\s\S]+", re.IGNORECASE)
+_REST = re.compile(r"^(/*(?:console/+)?[^/]*/+[^/]*/+)[\s\S]+")
+_WITHOUT_IDS = re.compile(r"/topics/[^/]+/(events|tail|consumers|journals|partitions/\d+/events)")
+_UNKNOWN_PAGE = (404, 405, 429)  # statuses of a path that the console may not have
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -277,13 +282,11 @@ class AccessLog:
                 try:
                     self._write(lines)
                 except OSError as exc:  # a full disk must not end the log
-                    self._dropped += len(lines)
                     print(f"error: access log: {exc.strerror}", file=sys.stderr, flush=True)
 
     def _line(self, fields: dict[str, Any]) -> bytes:
         at = to_iso(fields.pop("at_ms"))
-        ids = _LIKE_IDS if fields["operation"] == "none" else _IDS
-        fields["path"] = ids.sub(r"\1*", fields["path"])
+        fields["path"] = _without_ids(**fields)
         dropped, self._dropped = self._dropped, 0
         more = {"dropped": dropped} if dropped else {}
         line = msgspec.json.encode({"time": at, **fields, **more}).decode()
@@ -292,12 +295,38 @@ class AccessLog:
         return line.encode() + b"\n"
 
     def _write(self, lines: list[bytes]) -> None:
+        """Writes lines. Counts those that a full disk refuses, and leaves no half of one."""
+        data, at = b"".join(lines), 0
         if self._path == "-":
-            sys.stderr.write(b"".join(lines).decode())
+            sys.stderr.write(data.decode())
             sys.stderr.flush()
             return
-        with open(self._path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            file.write(b"".join(lines))
+        try:
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                while at < len(data):
+                    at += os.write(file, data[at:])
+            except OSError:
+                half = at - (data.rfind(b"\n", 0, at) + 1)
+                if half:
+                    with contextlib.suppress(OSError):  # a pipe
+                        os.ftruncate(file, os.fstat(file).st_size - half)
+                raise
+            finally:
+                os.close(file)
+        except OSError:
+            self._dropped += len(lines) - data.count(b"\n", 0, at)
+            raise
+
+
+def _without_ids(path: str, operation: str, status: int, **others: object) -> str:
+    """Returns the path of a request without the ids of events, or what may be meant as one."""
+    is_unknown = operation == "none" or (operation == "console" and status in _UNKNOWN_PAGE)
+    if not is_unknown:
+        return _IDS.sub(r"\1*", path)
+    if _LIKE_IDS.search(path):
+        return _LIKE_IDS.sub(r"\1*", path)
+    return path if _WITHOUT_IDS.fullmatch(path) else _REST.sub(r"\1*", path)
 
 
 def request_id_of(headers: list[tuple[bytes, bytes]], trusted: bool, own: bytes) -> bytes:
@@ -381,21 +410,32 @@ class ClientUsage:
 
     def read(self, who: str, operation: str, topic: str) -> None:
         """Counts a read."""
-        if not self._audit_reads:
-            return
-        key = (who, operation, topic)
+        if self._audit_reads:
+            self._count((who, operation, topic), 1)
+
+    def _count(self, key: Read, count: int) -> None:
         if len(self._reads) >= _READS_MAX and key not in self._reads:
             key = _OTHERS
-        self._reads[key] += 1
+        self._reads[key] += count
 
-    def take_reads(self) -> Mapping[Read, int]:
+    def take_reads(self) -> dict[Read, int]:
         """Returns the reads since the last call. Call it in the thread that calls :meth:`read`."""
         taken, self._reads = self._reads, Counter()
         return taken
 
-    def store(self, uses: Mapping[str, int], reads: Mapping[Read, int]) -> None:
-        """Stores when tokens were used, and what was read. Blocks."""
+    def put_back(self, reads: Mapping[Read, int]) -> None:
+        """Counts reads that could not be stored; in the same thread as :meth:`take_reads`."""
+        for key, count in reads.items():
+            self._count(key, count)
+
+    def store(self, uses: Mapping[str, int], reads: dict[Read, int]) -> None:
+        """Stores when tokens were used, and what was read. Blocks.
+
+        Removes from ``reads`` what is stored; if it raises, the rest is left.
+        """
         note_uses(self._context, uses)
-        for (who, operation, topic), count in sorted(reads.items()):
-            note = f"{operation}, {count} requests"
+        for key in sorted(reads):
+            who, operation, topic = key
+            note = f"{operation}, {reads[key]} requests"
             record_action(self._context, "read", f"topic {topic}" if topic else "home", note, who)
+            del reads[key]
