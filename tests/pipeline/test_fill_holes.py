@@ -19,6 +19,7 @@ from tidelog.archive.account import read_account
 from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.fill import FillSource
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
+from tidelog.archive.status import Limits, troubles
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.codec.event_batch import EVENT_SCHEMA, table_of, with_position
 from tidelog.connectors.source import Chunk, SourcePartition, SourceRange
@@ -26,10 +27,12 @@ from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError
 from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.model import limits
 from tidelog.model.archive import ArchiveFormat
-from tidelog.model.pipeline import Gap
+from tidelog.model.pipeline import Gap, Manifest, Progress, joined_gaps
 from tidelog.pipeline.carried_ranges import CompletedReader
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.late import late_head
 
 T0 = SourcePartition("t", "0")
 
@@ -219,6 +222,74 @@ def test_what_a_transform_dropped_is_not_a_gap_of_all_offsets_further_down(three
     assert head is not None
     assert head.gaps == (Gap("0", "30", "transform", 15),)
     assert problems(three, "c") == []
+    found = [three.archives.get("b").find("t/0", offset).status for offset in (4, 5)]
+    assert found == ["archived", "gap"]
+
+
+def test_chain_never_stops_for_what_a_transform_drops_now_and_then(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second range loses an event; ranges between them lose none."""
+    monkeypatch.setattr(limits, "GAPS_MAX", 2)
+    an_archive(home, "half", transform="m:f")
+    an_archive(home, "chain", source="archive:half")
+    for _ in range(8):
+        home.append("t", [Event(b"x")], partition=0)
+        drive(home, "half")
+        drive(home, "chain")
+    head = read_progress(home.context, find_archive(home.context, "chain").pipeline(), "t/0")
+    assert head is not None
+    assert head.gaps == (Gap("1", "8", "transform", 4),)
+    assert head.totals.skipped == 4
+    chain = home.archives.get("chain")
+    (account,) = [each.account for each in chain.status().partitions]
+    assert account is not None
+    assert (account.archived, account.adds_up) == (4, True)
+    assert troubles(chain.status(), Limits()) == [], "no operator accepted a loss"
+    report = chain.verify(deep=True, source=True)
+    assert report.problems == []
+    assert [(note.kind, note.what[:10]) for note in report.notes] == [("dropped", "4 offsets ")]
+
+
+def test_partial_gaps_are_one_for_each_reason() -> None:
+    gaps = joined_gaps((), (Gap("0", "5", "upstream", 5), Gap("0", "9", "transform", 2)))
+    gaps = joined_gaps(gaps, (Gap("5", "6", "upstream", 1), Gap("20", "21", "transform", 1)))
+    gaps = joined_gaps(gaps, (Gap("30", "40", "files", 3),))
+    assert gaps == (
+        Gap("0", "6", "upstream", 6),
+        Gap("0", "21", "transform", 3),
+        Gap("30", "40", "files", 3),
+    )
+    shards = joined_gaps((Gap("s1", "s3", "transform", 2),), (Gap("s7", "s9", "transform", 1),))
+    assert shards == (Gap("s1", "s9", "transform", 3),)
+
+
+def test_late_ranges_add_no_gap_each_for_what_a_transform_dropped() -> None:
+    head = Progress("90", 0, 1, gaps=(Gap("0", "60", "upstream", 60),))
+    for start in (0, 20, 40):
+        lost = (Gap(str(start), str(start + 20), "transform", 1),)
+        late = Manifest("p", "t/0", str(start), str(start + 20), head.ordinal, 19, 19, lost=lost)
+        head = late_head(head, late, head.totals.plus(late, 0))
+    assert head.gaps == (Gap("0", "60", "transform", 3),)
+    assert (head.totals.skipped, head.ordinal) == (3, 57)
+
+
+def test_what_is_left_beside_dropped_events_fills_a_gap_of_the_live_generation(home: Home) -> None:
+    an_archive(home, "half", transform="m:f")
+    an_archive(home, "copy", source="archive:half")
+    an_archive(home, "daily")
+    for number in range(3):
+        fill(home, range(number * 10, number * 10 + 10))
+        for name in ("half", "copy", "daily"):
+            if (number, name) != (1, "daily"):
+                drive(home, name)
+        if number == 1:
+            home.archives.get("daily").seek("latest", why="asked")
+    trim(home, 30)
+    build(home, "daily", source="archive:copy")
+    promote(home.context, "daily")
+    assert held(home, "daily") == [*range(10), *range(10, 20, 2), *range(20, 30)]
+    assert problems(home, "daily") == []
 
 
 def test_promote_and_drop_count_events_beside_those_that_a_transform_dropped(three: Home) -> None:

@@ -146,18 +146,26 @@ def is_same_sequence(
 
 
 def held_spans(
-    source: Source, partition: SourcePartition, held: Bounds, covered: Coverage
+    source: Source,
+    partition: SourcePartition,
+    held: Bounds,
+    covered: Coverage,
+    *,
+    complete: bool = False,
 ) -> list[Interval]:
     """Returns which covered offsets of a source partition its source still holds.
 
-    Excludes another incarnation, and the source's own gaps.
+    Excludes another incarnation, and the source's own gaps. If they must be ``complete``, also
+    excludes where a transform upstream of the source has dropped some of them.
     """
     if not is_same_sequence(held, covered) or not are_offsets(held.first, held.end):
         return []
     spans = [(int(held.first), int(held.end))]
     if isinstance(source, ArchiveSource):
         begin, end = int(covered.begin), int(covered.end)
-        known = (gap for gap in source.gaps(partition) if not gap.is_scattered)
+        known = [gap for gap in source.gaps(partition) if not gap.is_partial]
+        if complete:
+            known += (gap for gap in source.gaps(partition) if gap.reason == "transform")
         gaps = [(int(gap.start), int(gap.end)) for gap in known]
         spans = without(spans, [(max(begin, a), min(end, b)) for a, b in gaps if a < end])
     return spans

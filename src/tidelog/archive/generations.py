@@ -466,7 +466,7 @@ def _only_in(context: Context, archive: Archive, generation: int) -> list[Missin
         if bounds.incarnation != covered.incarnation:  # an unknown one may be another
             left.append(each)
             continue
-        spans = held_spans(source, partition, bounds, covered)
+        spans = held_spans(source, partition, bounds, covered, complete=True)
         pieces = without([(int(each.start), int(each.end))], spans)
         left += [MissingRange(each.partition, str(start), str(end)) for start, end in pieces]
     return left

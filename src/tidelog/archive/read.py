@@ -373,7 +373,7 @@ class _FileSearch:
             return self._nowhere("before", "was never archived: the archive begins after it")
         manifest = self._manifest(committed)
         for gap in manifest.lost if by_offset else ():
-            if int(gap.start) <= self.offset < int(gap.end):
+            if not gap.is_partial and int(gap.start) <= self.offset < int(gap.end):
                 lost = f"offsets {gap.start} to {gap.end}"
                 return self._nowhere("lost", f"was lost at the source (recorded): {lost}")
         found = self._in_files(manifest)

@@ -305,10 +305,15 @@ class _VerifyLook:
         self._check_account(pipeline, recount, rows)
 
     def _note_lacking(self, partition: str, recount: Recount) -> None:
-        """Notes what the folder that was read lacks, once: a topic may have many such offsets."""
-        gaps = [gap for gap in recount.gaps if not gap.is_loss]
-        if gaps:
-            what = f"{sum(gap.offsets for gap in gaps)} offsets are in no file that was read"
+        """Notes what a transform upstream dropped, and what the folder that was read lacks.
+
+        Notes each once: a topic may have many such offsets.
+        """
+        if dropped := sum(gap.offsets for gap in recount.gaps if gap.reason == "transform"):
+            what = f"{dropped} offsets were dropped by a transform, before its files were read"
+            self.tally.note("dropped", partition, what, "nothing: it is on record")
+        if lacking := sum(gap.offsets for gap in recount.gaps if gap.reason == "files"):
+            what = f"{lacking} offsets are in no file that was read"
             do = (
                 "nothing, if no file of the folder was missing: some offsets never hold an event; "
                 "else backfill from a complete copy, and promote it"

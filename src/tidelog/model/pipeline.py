@@ -115,8 +115,11 @@ class Gap(Persisted, frozen=True):
 
     @property
     def is_loss(self) -> bool:
-        """Returns whether events are known to be lost; what a folder lacks may never have been."""
-        return self.reason != "files"
+        """Returns whether events are known to be lost.
+
+        What a folder lacks may never have been, and a transform drops events on purpose.
+        """
+        return self.reason not in ("files", "transform")
 
 
 class ListedPartition(Persisted, frozen=True):
@@ -168,7 +171,7 @@ class Totals(Persisted, frozen=True):
     files: int = 0
     bytes: int = 0
     dead: int = 0
-    lost: int = 0  # gaps, except what a folder lacks
+    lost: int = 0  # gaps, except what a folder lacks and what a transform dropped
     left_out: int = 0  # events that were erased from the target before they arrived
     dropped: int = 0  # events that the transform dropped
     deleted: int = 0  # offsets whose events were deleted from the source before they were read
@@ -395,7 +398,8 @@ def offsets_between(start: str, end: str) -> int | None:
 def joined_gaps(gaps: tuple[Gap, ...], more: tuple[Gap, ...]) -> tuple[Gap, ...]:
     """Returns gaps in order; joins neighbors with the same reason.
 
-    What a folder lacks here and there becomes one gap with the total, however far apart it is.
+    Partial gaps with the same reason become one with the total, however far apart they are: any
+    number of ranges may have one.
     """
     joined = list(gaps)
     for gap in more:
@@ -405,7 +409,7 @@ def joined_gaps(gaps: tuple[Gap, ...], more: tuple[Gap, ...]) -> tuple[Gap, ...]
             continue
         last = joined[at]
         start, end = last.start, gap.end
-        if gap.is_scattered:
+        if gap.is_partial and offsets_between(start, end) is not None:
             start, end = min(start, gap.start, key=int), max(last.end, end, key=int)
         joined[at] = Gap(start, end, gap.reason, last.offsets + gap.offsets)
     return tuple(joined)
@@ -414,9 +418,11 @@ def joined_gaps(gaps: tuple[Gap, ...], more: tuple[Gap, ...]) -> tuple[Gap, ...]
 def _joining(gaps: Sequence[Gap], gap: Gap) -> int | None:
     """Returns which gap of a list another one is joined with; None: it is one of its own."""
     for at in reversed(range(len(gaps))):
-        if gaps[at].is_scattered == gap.is_scattered:
-            is_next = (gaps[at].end, gaps[at].reason) == (gap.start, gap.reason)
-            return at if gap.is_scattered or is_next else None
+        is_same = gaps[at].reason == gap.reason
+        if gap.is_partial and gaps[at].is_partial and is_same:
+            return at
+        if not (gap.is_partial or gaps[at].is_partial):
+            return at if is_same and gaps[at].end == gap.start else None
     return None
 
 

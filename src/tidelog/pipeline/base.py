@@ -274,13 +274,13 @@ def _with_erased(
     offsets, ``left_out`` ones were read at most, and a transform dropped some at most.
     """
     known = erased.count_in(int(range.start), int(range.limit), missing.gaps) - left_out
-    known -= sum(gap.offsets for gap in missing.gaps if gap.is_partial and gap.is_loss)
+    known -= sum(gap.offsets for gap in missing.gaps if gap.reason == "transform")
     known = max(0, known - missing.deleted)
     absent = max(0, missing.absent - known)
     known -= missing.absent - absent
     gaps: list[Gap] = []
     for gap in missing.gaps:
-        if gap.is_loss:
+        if gap.reason != "files":
             gaps.append(gap)
         elif not gap.is_scattered:
             gaps += _pieces(gap, erased)
@@ -303,14 +303,16 @@ def _pieces(gap: Gap, erased: ErasedRows) -> list[Gap]:
 
 def _with_few_gaps(missing: MissingOffsets, range: SourceRange, head: Progress) -> MissingOffsets:
     """Returns what is missing, where what files lack fits into the head: the rest is counted."""
-    listed = sum(not gap.is_loss for gap in head.gaps)
+    listed = sum(gap.reason == "files" for gap in head.gaps)
     gaps: list[Gap] = []
     others = 0
     for gap in missing.gaps:
+        is_of_files = gap.reason == "files"
         is_short = gap.offsets == 1 and listed >= limits.FILE_GAPS_SHORT
-        if gap.is_loss or gap.is_scattered or not (is_short or listed >= limits.FILE_GAPS_MAX):
+        is_over = is_short or listed >= limits.FILE_GAPS_MAX
+        if gap.is_scattered or not (is_of_files and is_over):
             gaps.append(gap)
-            listed += not gap.is_loss
+            listed += is_of_files
         else:
             others += gap.offsets
     if others:

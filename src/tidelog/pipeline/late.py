@@ -17,7 +17,7 @@ from dataclasses import replace
 import msgspec
 
 from tidelog.connectors.source import Bounds
-from tidelog.model.pipeline import Gap, Manifest, Progress, Totals, offsets_between
+from tidelog.model.pipeline import Gap, Manifest, Progress, Totals, joined_gaps, offsets_between
 
 __all__ = ["late_head", "late_spans", "span_to_read"]
 
@@ -54,7 +54,7 @@ def late_spans(head: Progress, held: Bounds) -> list[Span]:
 def late_head(head: Progress, manifest: Manifest, totals: Totals) -> Progress:
     """Returns the head after a range in one of its gaps; ``totals`` include the range."""
     start, end = int(manifest.start), int(manifest.end)
-    gaps = list(manifest.lost)
+    gaps: list[Gap] = []
     for gap in head.gaps:
         whole = offsets_between(gap.start, gap.end)
         if whole is None or gap.is_partial or not (int(gap.start) < end and start < int(gap.end)):
@@ -63,6 +63,8 @@ def late_head(head: Progress, manifest: Manifest, totals: Totals) -> Progress:
         for first, last in ((int(gap.start), start), (end, int(gap.end))):
             if first < last:
                 gaps.append(Gap(str(first), str(last), gap.reason, last - first))
+    gaps += (gap for gap in manifest.lost if not gap.is_partial)
+    gaps = list(joined_gaps(tuple(gaps), tuple(gap for gap in manifest.lost if gap.is_partial)))
     after = tuple(sorted(gaps, key=lambda gap: (int(gap.start), int(gap.end))))
     before = head.totals
     return msgspec.structs.replace(
