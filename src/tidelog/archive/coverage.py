@@ -11,9 +11,10 @@ transform of another archive dropped. The other generation may have read them ea
 elsewhere. So the offsets themselves are compared, for ranges that report something missing. A range
 that was read or completed from that generation's files has everything they have.
 
-A range only counts, and does not list, the offsets that its own transform dropped or that were
-erased. So a range lacks something if more offsets are missing than that, or if its source lacked
-more offsets than the other generation does.
+What was erased is left out of the comparison by the audits, which name it. Counts of erased events
+would excuse others. A range only counts, and does not list, the offsets that its own transform
+dropped. So a range lacks something if more offsets are missing than that, if one of them lies in a
+gap that the range lists, or if its source lacked more offsets than the other generation does.
 
 **Damaged commits.** Files or manifests of a commit may be missing or damaged. A backfill skips such
 commits after a person accepts that, one whole commit at a time. What is left of such a commit stays
@@ -27,7 +28,7 @@ may change some of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -51,6 +52,7 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.errors import CorruptError, UnavailableError
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import BeginReason, FileEntry, Gap, Manifest, Progress
+from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows
 from tidelog.store.base import Store
 
 __all__ = [
@@ -247,11 +249,19 @@ Offsets = npt.NDArray[np.int64]
 class LackingEvents:
     """Compares one generation with another; remembers ranges that need no second comparison."""
 
-    def __init__(self, context: Context, archive: Archive, old: int, new: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        archive: Archive,
+        old: int,
+        new: int,
+        erased: Callable[[str], ErasedRows],
+    ) -> None:
         self._context = context
         self._archive = archive
         self._old = old
         self._new = new
+        self._erased = erased  # what no range may hold, of a source partition, by now
         self._compared: set[tuple[str, str, str]] = set()  # ranges without a fault, and both ends
 
     def find(self) -> list[MissingRange]:
@@ -274,13 +284,19 @@ class LackingEvents:
         spans = [span for _, span in doubtful]
         before = self._offsets(self._old, partition, spans)
         now = self._offsets(self._new, partition, spans)
+        wanted = before
+        if len(np.setdiff1d(before, now)):  # an erasure may not have reached the old one yet
+            wanted = self._offsets(self._old, partition, spans, self._erased(partition))
         for manifest, (start, end) in doubtful:
-            lacking = np.setdiff1d(_within(before, start, end), _within(now, start, end))
+            lacking = np.setdiff1d(_within(wanted, start, end), _within(now, start, end))
             lacking = np.setdiff1d(lacking, np.array(manifest.erased, np.int64))
-            excused = manifest.dropped + manifest.left_out + manifest.deleted
             held = len(_within(before, start, end))
-            if len(lacking) > excused or (
-                len(lacking) and _unread(manifest) > _span(manifest) - held
+            if len(lacking) > manifest.dropped or (
+                len(lacking)
+                and (
+                    _unread(manifest) > _span(manifest) - held
+                    or any(len(_within(lacking, *gap)) for gap in _listed_gaps(manifest))
+                )
             ):
                 yield MissingRange(partition, str(lacking[0]), str(lacking[-1] + 1))
             elif int(manifest.end) <= int(old.end):
@@ -300,8 +316,17 @@ class LackingEvents:
                 found.append((manifest, (start, end)))
         return found
 
-    def _offsets(self, generation: int, partition: str, spans: list[Interval]) -> Offsets:
-        """Returns the offsets in the files of a generation, in order, around the given spans."""
+    def _offsets(
+        self,
+        generation: int,
+        partition: str,
+        spans: list[Interval],
+        erased: ErasedRows = NO_ERASED_ROWS,
+    ) -> Offsets:
+        """Returns the offsets in the files of a generation, in order, around the given spans.
+
+        Leaves out erased events, if given.
+        """
         archive = self._archive
         files = ArchiveFiles(store_at(self._context, archive.store), archive.format_of(generation))
         pipeline = archive.pipeline(generation)
@@ -312,13 +337,16 @@ class LackingEvents:
                 if file.kind not in _KINDS or not _is_in(file, spans):
                     continue
                 try:
-                    held = (files.offsets(batch, file) for batch in files.batches(manifest, file))
-                    found.extend(each.to_numpy().astype(np.int64) for each in held)
+                    for batch in files.batches(manifest, file):
+                        is_event = files.restorable or file.kind == "dead"
+                        rows = erased.remaining(batch) if is_event else batch
+                        found.append(files.offsets(rows, file).to_numpy().astype(np.int64))
                 except CorruptError:
                     if not is_changing(self._context, archive, generation, partition, file):
                         raise
                     return None
-            return np.sort(np.concatenate(found))
+            held = np.sort(np.concatenate(found))
+            return held[np.isin(held, erased.offsets, invert=True)]
 
         busy = UnavailableError(
             f"archive `{archive.name}`: an erasure or a replay changes files of generation "
@@ -331,6 +359,12 @@ def _unread(manifest: Manifest) -> int:
     """Returns how many offsets of a range its source lacked; the range cannot have them."""
     unknown = (gap for gap in manifest.lost if gap.is_partial or not gap.is_loss)
     return manifest.absent + sum(gap.offsets for gap in unknown)
+
+
+def _listed_gaps(manifest: Manifest) -> list[Interval]:
+    """Returns the offsets that a range says no file had; no erased one is among them."""
+    gaps = [gap for gap in manifest.lost if not gap.is_partial and not gap.is_loss]
+    return [(int(gap.start), int(gap.end)) for gap in gaps]
 
 
 def _span(manifest: Manifest) -> int:

@@ -171,6 +171,7 @@ class ErasedBefore:
     context: Context
     archive: Archive
     generation: int
+    with_topic: bool = False  # also what a source that is the topic itself leaves out
 
     def __call__(self, partition: str) -> ErasedRows:
         """Returns the events of a source partition that no range may write."""
@@ -181,7 +182,7 @@ class ErasedBefore:
         for above, copy in archives_above(self.context, self.archive, self.generation):
             for record in read_audit(self.context, above):
                 self._add_own(found, record, copy, own)
-        if self.archive.format_of(self.generation).source and own[1]:
+        if (self.with_topic or self.archive.format_of(self.generation).source) and own[1]:
             self._add_deletions(found, own[0])
         offsets = np.array(sorted(found.offsets), np.int64)
         return ErasedRows(offsets, ErasedIds(found.ids, found.keys))

@@ -66,6 +66,7 @@ from tidelog.archive.coverage import (
 )
 from tidelog.archive.delete import finish_removal
 from tidelog.archive.derived_archives import refuse_circle
+from tidelog.archive.erased_events import ErasedBefore
 from tidelog.archive.freeze import carry_known, freeze_heads, is_stale, release_heads, withdraw
 from tidelog.archive.tables import check_tables, forget_files, replace_files
 from tidelog.archive.transform_output import may_hold_output
@@ -263,7 +264,7 @@ class _Promote:
         self._generation = generation
         self._workers = workers or LocalWorkers()
         self._promotion = Promotion(context.ids.new(), generation, context.clock.now_ms())
-        self._events = LackingEvents(context, archive, archive.generation, generation)
+        self._events = _lacking_events(context, archive, archive.generation, generation)
 
     def run(self, force: bool) -> Archive:
         lacking = self._catch_up(force)  # step 1
@@ -442,7 +443,7 @@ def _targets(context: Context, archive: Archive, generation: int) -> bool:
 def _only_in(context: Context, archive: Archive, generation: int) -> list[MissingRange]:
     """Returns what a generation covers and neither the live one nor the source has."""
     lacking = missing_ranges(context, archive, generation, archive.generation)
-    only = LackingEvents(context, archive, generation, archive.generation).find()
+    only = _lacking_events(context, archive, generation, archive.generation).find()
     if not lacking and not only:
         return []
     pipeline = archive.pipeline(generation)
@@ -470,6 +471,11 @@ def _only_in(context: Context, archive: Archive, generation: int) -> list[Missin
         pieces = without([(int(each.start), int(each.end))], spans)
         left += [MissingRange(each.partition, str(start), str(end)) for start, end in pieces]
     return left
+
+
+def _lacking_events(context: Context, archive: Archive, old: int, new: int) -> LackingEvents:
+    erased = ErasedBefore(context, archive, new, with_topic=True)
+    return LackingEvents(context, archive, old, new, erased)
 
 
 def _ranges(ranges: Sequence[MissingRange]) -> str:

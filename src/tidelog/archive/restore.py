@@ -123,7 +123,8 @@ def open_restore(
             f"restore of `{archive.name}` to `{wanted.to}`: was begun with partition "
             f"{_partition_choice(named.sink)}: continue so, or restore into another target"
         )
-    passed = list(_passed(context, archive.pipeline(wanted.generation), named.incarnation))
+    found = _passed(context, archive.pipeline(wanted.generation), named.incarnation)
+    passed = [each.text for each in found if _holds_events(source, each)]
     if passed:
         raise InvalidError(
             f"restore of `{archive.name}` to `{wanted.to}`: is past {', '.join(passed[:_SHOWN])}, "
@@ -132,8 +133,8 @@ def open_restore(
     return Pipeline(named.name, named.incarnation, source, sink, workers, rate=rate)
 
 
-def _passed(context: Context, archived: str, restored: str) -> Iterator[str]:
-    """Yields what a promoted generation has, and the one that was restored before had not."""
+def _passed(context: Context, archived: str, restored: str) -> Iterator[MissingRange]:
+    """Yields what a promoted generation covers, and the one that was restored before did not."""
     for partition in read_partitions(context, restored):
         held = read_covered(context, archived, partition)
         done = read_covered(context, restored, partition)
@@ -144,7 +145,14 @@ def _passed(context: Context, archived: str, restored: str) -> Iterator[str]:
         for start, end in without(held.intervals(), done.intervals()):
             if start < int(done.end):
                 last = str(min(end, int(done.end)))
-                yield MissingRange(partition, str(start), last).text
+                yield MissingRange(partition, str(start), last)
+
+
+def _holds_events(source: Source, passed: MissingRange) -> bool:
+    """Returns whether there are events in a range; its offsets may never have had any."""
+    partition = SourcePartition.named(passed.partition)
+    chunks = source.read(SourceRange(partition, passed.start, passed.end))
+    return any(chunk.batch.num_rows for chunk in chunks)
 
 
 @dataclass

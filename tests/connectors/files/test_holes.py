@@ -16,6 +16,7 @@ from tidelog.archive.status import Limits, troubles
 from tidelog.connectors.files.holes import holes_between, holes_between_files, missing_in_files
 from tidelog.connectors.sink import Written
 from tidelog.connectors.source import MissingOffsets, SourcePartition, SourceRange
+from tidelog.errors import InvalidError
 from tidelog.model import limits
 from tidelog.model.pipeline import Gap, Intent, Progress, joined_gaps
 from tidelog.pipeline.base import ErasedRows, TaskOutput, Track, missing_from
@@ -140,3 +141,36 @@ def test_archive_of_a_folder_is_calm_about_what_the_folder_lacks(
     chain.run()
     (status,) = chain.status().partitions
     assert (status.totals.lost, status.account and status.account.gaps) == (0, account.gaps)
+
+
+def test_erased_events_excuse_no_others_that_a_generation_lacks(home: Home, tmp_path: Path) -> None:
+    copy = folder_without_a_file(home, tmp_path)
+    full = tmp_path / "full"
+    shutil.copytree(tmp_path / "o/archives/raw/g1", full)
+    found = home.archives.create("found", source=f"file:{copy}")
+    found.run()
+    found.erase(ids=[f"id-{n}" for n in range(20, 30)], prove=False)
+    found.backfill(codec="gzip")  # it counts ten events as erased, and ten others as not there
+    found.promote()
+    found.backfill(source=f"file:{full}", codec="zstd")
+    found.promote()
+    lacks = "generation 2 lacks what generation 3 has: `t/0` from 10 to 20"
+    with pytest.raises(InvalidError, match=lacks):
+        found.rollback(2)
+    assert found.rollback(2, force=True).generation == 2
+    shutil.rmtree(full)
+    with pytest.raises(InvalidError, match="generation 3 holds what neither"):
+        found.drop(3)
+
+
+def test_restore_goes_on_past_offsets_that_never_had_an_event(home: Home, tmp_path: Path) -> None:
+    copy = folder_without_a_file(home, tmp_path)
+    home.create_topic("again", 1)
+    found = home.archives.create("found", source=f"file:{copy}")
+    found.run()
+    assert found.restore(to="topic:again").events == 19
+    home.delete("t", [f"id-{n}" for n in range(10, 20)], why="asked")
+    home.purge("t")
+    found.backfill(source="archive:raw", codec="gzip")  # which says that these were erased
+    found.promote()
+    assert found.restore(to="topic:again").events == 0
