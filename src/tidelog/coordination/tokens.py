@@ -224,7 +224,8 @@ def rotate_token(
 ) -> tuple[Token, str]:
     """Creates a token with the same grants and label; the old one expires after ``overlap_ms``.
 
-    The new one has the same lifetime as the old one. Raises ``NotFoundError``, ``ConflictError``.
+    The new one has the same lifetime as the old one, from its creation to its end: of a token that
+    was rotated before, that is the end of its overlap. Raises ``NotFoundError``, ``ConflictError``.
     """
     row = _find(context, token_id)
     old = _decode(row)

@@ -394,3 +394,18 @@ def test_forms_are_bounded(guarded: Guarded) -> None:
         typed = {"origin": browser.origin, "content-type": "application/x-www-form-urlencoded"}
         sent = browser.client.post("/console/tokens", content=b"label=%ff\xff", headers=typed)
         assert sent.status_code in (400, 403)
+
+
+def test_the_key_of_a_produced_event_belongs_to_its_token(guarded: Guarded) -> None:
+    produce, places = "/console/topics/t/produce", []
+    other = create_token(guarded.served.home.context, ["admin"])[1]
+    once = ""
+    for text in (guarded.both, other):
+        with Browser(guarded.served, text) as browser:
+            page = browser.send(browser.get(produce), produce, value="1").text
+            [form] = [each for each in forms_of(page) if "once" in each.fields]
+            once = once or form.fields["once"]
+            for _ in range(2):
+                answer = browser.post(produce, {**form.fields, "once": once})
+                places.append(answer.headers["location"])
+    assert [place.split("?")[0].rpartition("/")[2] for place in places] == ["1", "1", "2", "2"]

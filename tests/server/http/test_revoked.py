@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from pathlib import Path
@@ -132,6 +133,30 @@ def test_a_read_that_ends_after_its_token_was_revoked_is_refused(
         hold.set()
         asking.join()
         assert answers[0].status_code == 401
+
+
+def test_unknown_tokens_of_one_address_do_not_keep_a_new_one_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelog.server.http.auth._AT_MOST_EVERY_S", 2.0)
+
+    def first(home: Home) -> None:
+        create_token(home.context, ["read"])
+
+    head = "GET /topics HTTP/1.1\r\nhost: x\r\nx-forwarded-for: {}\r\n"
+    ask = head + "authorization: Bearer {}\r\n\r\n"
+    with (
+        serving(tmp_path, first=first, behind_proxy=True) as served,
+        contextlib.ExitStack() as all_,
+    ):
+        refused(served, "tidelog_000000000000_" + "0" * 64)  # the next read is some seconds away
+        for number in range(110):
+            raw = all_.enter_context(socket.create_connection(served.address, timeout=60))
+            raw.sendall(ask.format("9.9.9.9", f"tidelog_{number:012x}_{number:064x}").encode())
+        _, text = create_token(served.home.context, ["read"])
+        raw = all_.enter_context(socket.create_connection(served.address, timeout=60))
+        raw.sendall(ask.format("8.8.8.8", text).encode())
+        assert status(read_answer(raw)) == 200
 
 
 @pytest.mark.usefixtures("quick")

@@ -120,6 +120,9 @@ def list_(home_text: str | None, output: Output) -> None:
 def rotate(home_text: str | None, output: Output, token_id: str, overlap: str) -> None:
     """Replace a token by one with the same scopes; the old one expires after the overlap.
 
+    The new one lasts as long as the old one did. Rotate a token once: the overlap ends its life,
+    and a second rotation would copy that.
+
     \b
     Examples:
       tidelog token rotate 3f1c0a5b9e77
@@ -128,7 +131,10 @@ def rotate(home_text: str | None, output: Output, token_id: str, overlap: str) -
     with open_home(home_text) as home:
         made, text = home.tokens.rotate(token_id, overlap)
         output.record({**_row(made, output), "token": text})
-        output.say(f"Keep the token: it cannot be shown again. `{token_id}` expires in {overlap}.")
+        output.say(
+            "Keep the token: it cannot be shown again. "
+            f"`{token_id}` expires in {overlap} or earlier."
+        )
 
 
 @token.command()

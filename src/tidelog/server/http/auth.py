@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from tidelog.coordination.tokens import KnownTokens
 from tidelog.errors import TidelogError
 from tidelog.model.token import Scope, Token, token_hash
 from tidelog.server.http.errors import ForbiddenError, TooManyError, UnauthorizedError
-from tidelog.server.http.limits import CLIENT, RATE, Rates, client_of
+from tidelog.server.http.limits import CLIENT, CLIENT_SHARE, RATE, Rates, client_of
 from tidelog.server.options import ServeOptions
 
 __all__ = ["ADMISSION", "HOME", "REFRESH_S", "SOME_TOPIC", "Admission", "Gate", "bearer_of"]
@@ -40,7 +41,7 @@ SOME_TOPIC = "/"
 _AT_MOST_EVERY_S = 1.0  # tokens are read for the sake of unknown ones
 _SHOWN_MAX = 200  # bytes of what is looked at as a token
 _TEXT = re.compile(rb"tidelog_[0-9a-f]{12}_[0-9a-f]{64}")  # of a token
-_UNKNOWN_MAX = 100  # requests that wait for a read; more are refused at once
+_UNKNOWN_MAX = 100  # requests that wait for a read, a quarter of one address; more are refused
 _HOSTS_KEPT = 100
 _FORWARDED = frozenset(  # headers that proxies add; no local program has a reason to
     (
@@ -99,7 +100,7 @@ class Gate:
         self._is_closed = not options.may_be_open
         self._read_s = float("-inf")
         self._reading: asyncio.Task[None] | None = None  # a read that has not begun
-        self._unknown = 0  # requests with unknown tokens that wait for a read
+        self._unknown: Counter[str] = Counter()  # that wait for a read, by address
         self._hosts: set[bytes] = set()  # names that have been found to be this machine
 
     @property
@@ -168,7 +169,7 @@ class Gate:
         """
         if not self._is_closed:
             return self._admit_local(scope, headers)
-        token = await self._token(headers, shown)
+        token = await self._token(scope, headers, shown)
         return self._admit_token(scope, headers, token, (wanted, topic))
 
     def admit_session(
@@ -258,7 +259,7 @@ class Gate:
                 retry_after_s=wait_s,
             )
 
-    async def _token(self, headers: Headers, shown: str | None) -> Token | None:
+    async def _token(self, scope: AsgiScope, headers: Headers, shown: str | None) -> Token | None:
         text = bearer_of(headers)
         if text is None:
             text = b"" if shown is None else shown.encode("utf-8", "replace")
@@ -267,16 +268,25 @@ class Gate:
             return None
         hashed = token_hash(text)
         found = self._tokens.get(hashed)
-        if found is None and _TEXT.fullmatch(text) and self._unknown < _UNKNOWN_MAX:
-            self._unknown += 1
+        if found is None and _TEXT.fullmatch(text):
+            client = client_of(self.address(scope, headers))
+            if not self._may_wait(client):
+                return None
+            self._unknown[client] += 1
             try:
                 await self._read_again()
             except TidelogError:
                 return None  # as unknown as before
             finally:
-                self._unknown -= 1
+                self._unknown[client] -= 1
+                self._unknown += Counter()  # drops those that are 0
             found = self._tokens.get(hashed)
         return found
+
+    def _may_wait(self, client: str) -> bool:
+        """Returns whether one more request of this address may wait for a read of tokens."""
+        share = _UNKNOWN_MAX // CLIENT_SHARE
+        return self._unknown[client] < share and self._unknown.total() < _UNKNOWN_MAX
 
     async def _read_again(self) -> None:
         """Waits for a read of tokens that begins from now on; requests share it."""
