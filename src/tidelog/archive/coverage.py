@@ -22,13 +22,13 @@ in the files of its generation.
 
 **Unknown incarnations.** Files of a backup do not name their topic's incarnation: a topic that was
 deleted and created again has other events at the same offsets. So some events that both hold are
-compared. They are different if none has the same time, id, key or value: an update or a transform
-may change some of these.
+compared, if a generation is built of a backup, or if the live one was. They are different if none
+has the same time, id, key or value: an update or a transform may change some of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -69,6 +69,7 @@ __all__ = [
     "is_same_sequence",
     "missing_ranges",
     "read_covered",
+    "unknown_topics",
     "without",
 ]
 
@@ -185,6 +186,18 @@ def read_covered(context: Context, pipeline: str, partition: str) -> Coverage | 
         borders = (*(commit.start for commit in commits), head.position)
     begins: BeginReason = "earliest" if head.begin is None else head.begin.reason
     return Coverage(begin, head.position, head.incarnation, head.gaps, borders, begins, head.note)
+
+
+def unknown_topics(
+    context: Context, archive: Archive, bounds: Mapping[SourcePartition, Bounds]
+) -> set[SourcePartition]:
+    """Returns where a source, or the live generation, may have events of another topic."""
+    found: set[SourcePartition] = set()
+    for partition, held in bounds.items():
+        old = read_covered(context, archive.pipeline(), partition.text)
+        if not held.incarnation or (old is not None and not old.incarnation):
+            found.add(partition)
+    return found
 
 
 def is_behind(context: Context, archive: Archive, old: int, new: int) -> bool:

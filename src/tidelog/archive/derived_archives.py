@@ -300,10 +300,13 @@ def _sources(archive: Archive, generation: int) -> set[str]:
     """Returns what the events of a generation may come from.
 
     It reads its own source, the archive's source, and the files of the generation that was live
-    when it was built: an earlier one, which may be dropped since.
+    when it was built: an earlier one, which may be dropped since. All that were promoted hold the
+    same events, whatever each was read from (``coverage``).
     """
+    building = [number for number, state in archive.states.items() if state == "building"]
+    last = max([generation, *(number for number in archive.formats if number not in building)])
     given = {
         number: written_as.source for number, written_as in archive.formats.items()
     } | archive.former
-    before = {url for number, url in given.items() if url and number <= generation}
+    before = {url for number, url in given.items() if url and number <= last}
     return {archive.source, *before}

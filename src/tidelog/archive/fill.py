@@ -52,6 +52,7 @@ from tidelog.archive.coverage import (
     held_spans,
     is_same_sequence,
     read_covered,
+    unknown_topics,
     without,
 )
 from tidelog.archive.read import ArchiveFiles
@@ -176,7 +177,7 @@ class FillSource:
         self._known: dict[SourcePartition, _FillPartition] = {}
         self._filled: dict[SourcePartition, str] = {}  # starts of ranges read from the generation
         self._completed: dict[SourcePartition, str] = {}  # the same, read from both
-        self._unknown: set[SourcePartition] = set()  # of a backup, not compared yet
+        self._unknown: set[SourcePartition] = set()  # whether events are the same; not compared yet
         self._is_from_first = self._written_as.start == "earliest"
         self._passes_damage = False
         self._damaged: dict[SourcePartition, tuple[Interval, ...]] = {}
@@ -279,7 +280,7 @@ class FillSource:
         return self._known[partition]
 
     def _check_same(self, range: SourceRange, old: Coverage | None) -> None:
-        """Raises ``InvalidError`` if a backup holds the events of another topic with this name.
+        """Raises ``InvalidError`` if a backup has events of another topic, unless both name theirs.
 
         Compares once per source partition, with the live generation or, if that has not begun, with
         the archive's own source.
@@ -347,7 +348,7 @@ class FillSource:
         there_now = bounds_apart(self._source, own, self._errors)
         bounds = without_remade(self._context, self._archive.pipeline(), there_now)
         if self._given and not self._known:
-            self._unknown = {each for each, b in bounds.items() if not b.incarnation}
+            self._unknown = unknown_topics(self._context, self._archive, bounds)
         return {each: b for each, b in bounds.items() if are_offsets(b.first, b.end)}
 
     def _live_partitions(self) -> list[SourcePartition]:

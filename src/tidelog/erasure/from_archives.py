@@ -275,17 +275,20 @@ def erase_archived(
     finish_archive(context, archive)
     sought = matcher_of(ids, key)
     unfinished = tuple(_unfinished(context, archive))
-    found: dict[SourceOffset, FoundEvent] = {}
     unseen: list[str] = []
+    found_in: dict[int, dict[SourceOffset, FoundEvent]] = {}
     for generation in archive.in_state("live", "building", "kept"):
         known = read_partitions(context, archive.pipeline(generation))
-        found |= search_generation(
+        found_in[generation] = search_generation(
             context, archive, generation, dict.fromkeys(known), (sought, unseen)
         )
+    found = {place: event for each in found_in.values() for place, event in each.items()}
+    aside: dict[SourceOffset, FoundEvent] = {}
     for copy in copies_of(context, archive):
-        found |= search_aside(context, copy.archive, sought, len(found))
+        aside |= search_aside(context, copy.archive, sought, len(found) + len(aside))
+    found |= aside
     for topic in list_topics(context):
-        if _are_of(context, archive, topic, found):
+        if _are_of(context, archive, topic, found_in, aside):
             raise InvalidError(
                 f"archive `{archive.name}`: its topic `{topic.name}` is there: run `tidelog delete "
                 f"{topic.name} ID`, which erases from its archives too"
@@ -398,13 +401,24 @@ def _generations_with(
 
 
 def _are_of(
-    context: Context, archive: Archive, topic: Topic, found: Iterable[SourceOffset]
+    context: Context,
+    archive: Archive,
+    topic: Topic,
+    found: Mapping[int, Iterable[SourceOffset]],
+    aside: Iterable[SourceOffset],
 ) -> bool:
-    """Returns whether some events of an archive belong to an existing topic."""
-    origins = {origin for origin, _ in found if origin.partition.rpartition("/")[0] == topic.name}
+    """Returns whether a delete from an existing topic reaches some events of an archive.
+
+    ``found`` has them by generation; a generation may have been made from something else.
+    """
+    every = archives_of(context, topic)
+    made = [number for each, number in every if each.incarnation == archive.incarnation]
+    places = [place for number in made for place in found.get(number, ())]
     return any(
-        origin.may_be(Origin(origin.partition, topic.incarnation)) for origin in origins
-    ) and any(each.incarnation == archive.incarnation for each, _ in archives_of(context, topic))
+        origin.partition.rpartition("/")[0] == topic.name
+        and origin.may_be(Origin(origin.partition, topic.incarnation))
+        for origin, _ in (*places, *(aside if made else ()))
+    )
 
 
 def _is_one_of(origins: Collection[Origin], own: Origin) -> bool:

@@ -438,9 +438,12 @@ class _ProofSearch(ObjectSearch):
         self.staged(store, [f"{archive.root}/_", *(each.prefix for each in folders["staged"])])
         for folder in folders["files"]:
             for info in store.list(folder.prefix):
-                self.unexplained(
-                    store, info, "of no generation that the archive has", remedies.SWEEP
-                )
+                why, do = "of no generation that the archive has", remedies.SWEEP
+                for number in archive.formats:  # one that no delete here reaches
+                    if info.key.startswith(f"{archive.folder(number)}/"):
+                        why = f"of generation {number}, which was made from something else"
+                        do = f"run `{self._scope.erase_command(archive.name)} --prove`"
+                self.unexplained(store, info, why, do)
 
     def removed_archive(self, archive: Archive) -> None:
         """Searches the folders of a deleted archive, unless another one has marked its root."""

@@ -1,0 +1,74 @@
+"""Archives of copied folders, whose files do not name the topic that their events come from."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.archive_look import a_home
+from tidelog import Event, Home
+from tidelog.api.archives import ArchiveHandle
+from tidelog.errors import InvalidError
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 1)
+        yield made
+
+
+def append(home: Home, word: str) -> None:
+    home.append("t", [Event(word.encode(), id=f"{word}-{n}") for n in range(10)], partition=0)
+
+
+def archive_of_a_copy(home: Home, tmp_path: Path) -> ArchiveHandle:
+    """Returns an archive of a copied folder of another archive of the topic."""
+    append(home, "old")
+    home.archives.create("day", source="topic:t").run()
+    shutil.copytree(tmp_path / "o/archives/day/g1", tmp_path / "copy")
+    found = home.archives.create("found", source=f"file:{tmp_path / 'copy'}")
+    found.run()
+    return found
+
+
+def ids(tmp_path: Path, generation: int) -> set[str]:
+    files = (tmp_path / f"o/archives/found/g{generation}").glob("**/*.parquet")
+    return {each for file in files for each in pq.read_table(file)["id"].to_pylist()}
+
+
+@pytest.mark.parametrize("source", ["topic:t", "archive:new"])
+def test_events_of_another_topic_replace_none_of_a_copied_folder(
+    home: Home, tmp_path: Path, source: str
+) -> None:
+    found = archive_of_a_copy(home, tmp_path)
+    home.archives.get("day").delete(files=True)
+    home.delete_topic("t")
+    home.create_topic("t", 1)
+    append(home, "new")
+    home.archives.create("new", source="topic:t").run()
+    with pytest.raises(InvalidError, match="holds other events"):
+        found.backfill(source=source, codec="gzip")
+    home.delete("t", ["new-3"], why="asked")
+    home.purge("t", wait=0)
+    assert ids(tmp_path, 1) == {f"old-{n}" for n in range(10)}, "they are another topic's"
+
+
+def test_delete_reaches_all_generations_that_have_the_same_events(
+    home: Home, tmp_path: Path
+) -> None:
+    found = archive_of_a_copy(home, tmp_path)
+    found.backfill(source="archive:day", codec="gzip")
+    proof = home.erase("t", ids=["old-3"], why="asked")
+    assert not proof.is_clean
+    (trace,) = proof.traces
+    assert "of generation 1, which was made from something else" in trace.what
+    assert trace.do == "run `tidelog archive erase found --id ID --prove`"
+    assert found.erase(ids=["old-3"], why="asked").is_clean
+    found.promote()
+    assert home.erase("t", ids=["old-4"], why="asked").is_clean
+    assert ids(tmp_path, 1) == ids(tmp_path, 2) == {f"old-{n}" for n in (0, 1, 2, 5, 6, 7, 8, 9)}
