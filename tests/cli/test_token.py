@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any
+
+import pytest
+
 from tests.support.cli_run import Run
 
 
@@ -33,6 +38,29 @@ def test_the_first_token_closes_servers_and_says_so(tidelog: Run) -> None:
         b"running servers require tokens within 5 seconds"
         in tidelog("token", "create", "--read").out
     )
+
+
+@pytest.mark.parametrize("given", [(), ("--expires", "90d")])
+def test_a_token_that_is_rotated_twice_keeps_its_lifetime(
+    tidelog: Run, given: tuple[str, ...]
+) -> None:
+    old = tidelog("token", "create", "--read", *given, "--json").rows()[0]
+    for overlap in ("1h", "2h"):
+        new = tidelog("token", "rotate", old["id"], "--overlap", overlap, "--json").rows()[0]
+        assert days_of(new) == (90 if given else None)
+    assert days_of(new) == days_of(old)
+    rotated = next(
+        row for row in tidelog("token", "list", "--json").rows() if row["id"] == old["id"]
+    )
+    assert days_of(rotated) == 0, "the first overlap is sooner"
+
+
+def days_of(row: dict[str, Any]) -> int | None:
+    """The lifetime that a token's row shows."""
+    if row["expires"] is None:
+        return None
+    lasts = datetime.fromisoformat(row["expires"]) - datetime.fromisoformat(row["created"])
+    return round(lasts.total_seconds() / 86_400)
 
 
 def test_bad_tokens_are_refused(tidelog: Run) -> None:

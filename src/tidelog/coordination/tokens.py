@@ -90,9 +90,10 @@ class Tokens:
     def rotate(
         self, token_id: str, overlap: str | int = defaults.ROTATION_OVERLAP, *, who: str = ""
     ) -> tuple[Token, str]:
-        """Returns a token with the same grants and label, and its text.
+        """Returns a token with the same grants, label and lifetime, and its text.
 
-        The old one expires after ``overlap``. Raises ``NotFoundError`` and ``ConflictError``.
+        The old one expires after ``overlap``, or earlier if its own end or that of an overlap
+        before is sooner. Raises ``NotFoundError`` and ``ConflictError``.
 
         >>> old, _ = home.tokens.create(["read"])
         >>> new, text = home.tokens.rotate(old.id, overlap="10m")
@@ -224,8 +225,8 @@ def rotate_token(
 ) -> tuple[Token, str]:
     """Creates a token with the same grants and label; the old one expires after ``overlap_ms``.
 
-    The new one has the same lifetime as the old one, from its creation to its end: of a token that
-    was rotated before, that is the end of its overlap. Raises ``NotFoundError``, ``ConflictError``.
+    The new one has the same lifetime as the old one was created with, however often that one is
+    rotated. Raises ``NotFoundError``, ``ConflictError``.
     """
     row = _find(context, token_id)
     old = _decode(row)
@@ -237,8 +238,8 @@ def rotate_token(
     record_action(context, "token rotate", f"token {token_id}", who=who)
     made = create_token(context, old.grants, old.label, expires_ms, who)
     end_ms = now_ms + overlap_ms
-    if old.expires_ms is None or old.expires_ms > end_ms:
-        ending = msgspec.structs.replace(old, expires_ms=end_ms)
+    if old.ends_ms is None or old.ends_ms > end_ms:
+        ending = msgspec.structs.replace(old, overlap_ends_ms=end_ms)
         change = Put(row.row, encode_row(ending), expect=row.version)
         try:
             context.catalog.write(layout.REGISTRY, change, write_id=context.ids.new())

@@ -91,7 +91,14 @@ class Token(Persisted, frozen=True):
     grants: tuple[Grant, ...]
     created_ms: int
     label: str = ""
-    expires_ms: int | None = None  # None: never
+    expires_ms: int | None = None  # its own end; None: never
+    overlap_ends_ms: int | None = None  # if another token replaces it
+
+    @property
+    def ends_ms(self) -> int | None:
+        """When it is refused: its own end or that of the overlap, whichever is sooner."""
+        ends = [each for each in (self.expires_ms, self.overlap_ends_ms) if each is not None]
+        return min(ends, default=None)
 
     def allows(self, scope: Scope, topic: str | None = None) -> bool:
         """Returns whether one of its grants allows this; None means the whole home."""
@@ -105,7 +112,8 @@ class Token(Persisted, frozen=True):
 
     def is_expired(self, now_ms: int) -> bool:
         """Returns whether it has expired."""
-        return self.expires_ms is not None and now_ms >= self.expires_ms
+        ends_ms = self.ends_ms
+        return ends_ms is not None and now_ms >= ends_ms
 
 
 class TokenGuard(Persisted, frozen=True):

@@ -120,8 +120,7 @@ def list_(home_text: str | None, output: Output) -> None:
 def rotate(home_text: str | None, output: Output, token_id: str, overlap: str) -> None:
     """Replace a token by one with the same scopes; the old one expires after the overlap.
 
-    The new one lasts as long as the old one did. Rotate a token once: the overlap ends its life,
-    and a second rotation would copy that.
+    The new one has the same lifetime as the old one was created with, such as 90 days from now.
 
     \b
     Examples:
@@ -164,5 +163,5 @@ def _row(found: Token, output: Output) -> dict[str, Any]:
         "scopes": scopes if output.as_json else ", ".join(scopes),
         "label": found.label or None,
         "created": to_iso(found.created_ms),
-        "expires": None if found.expires_ms is None else to_iso(found.expires_ms),
+        "expires": None if found.ends_ms is None else to_iso(found.ends_ms),
     }

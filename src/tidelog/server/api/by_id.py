@@ -166,9 +166,9 @@ class ByIdHandlers:
             )
         admission: Admission = request.scope[ADMISSION]
         token = admission.token
-        if token is None or token.expires_ms is None:
+        if token is None or token.ends_ms is None:
             return seconds
-        left_ms = token.expires_ms - self._home.context.clock.now_ms()
+        left_ms = token.ends_ms - self._home.context.clock.now_ms()
         return max(1, min(seconds, left_ms // 1000))
 
     def _list(
