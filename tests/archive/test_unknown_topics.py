@@ -72,3 +72,27 @@ def test_delete_reaches_all_generations_that_have_the_same_events(
     found.promote()
     assert home.erase("t", ids=["old-4"], why="asked").is_clean
     assert ids(tmp_path, 1) == ids(tmp_path, 2) == {f"old-{n}" for n in (0, 1, 2, 5, 6, 7, 8, 9)}
+
+
+def test_drop_takes_no_other_topic_for_one_that_has_the_events(home: Home, tmp_path: Path) -> None:
+    found = home.archives.create("found", source="topic:t")
+    day = home.archives.create("day", source="topic:t")
+    for number in range(3):
+        home.append("t", [Event(b"old", id=f"old-{number}")], partition=0)
+        day.run()
+        if number == 1:
+            found.seek("latest")
+        found.run()
+    shutil.copytree(tmp_path / "o/archives/day/g1", tmp_path / "copy")
+    sorted((tmp_path / "copy").glob("**/*.parquet"))[1].unlink()
+    found.backfill(source=f"file:{tmp_path / 'copy'}", codec="gzip")
+    found.promote()
+    found.backfill(codec="zstd")
+    found.promote()
+    found.rollback(2, force=True)
+    day.delete(files=True)
+    home.delete_topic("t")
+    home.create_topic("t", 1)
+    append(home, "new")
+    with pytest.raises(InvalidError, match=r"generation 3 holds what neither .* from 1 to 2"):
+        found.drop(3)

@@ -454,17 +454,16 @@ def _only_in(context: Context, archive: Archive, generation: int) -> list[Missin
     except TidelogError:
         return [*lacking, *only]  # a source that cannot be reached counts as empty
     left: list[MissingRange] = []
-    for each in only:  # of a range that was incomplete when it was read from a source
-        bounds = held.get(SourcePartition.named(each.partition))
-        if bounds is None or not bounds.is_dense or int(bounds.first) > int(each.start):
-            left.append(each)
-    for each in lacking:
+    for each in (*lacking, *only):
         partition = SourcePartition.named(each.partition)
         bounds, covered = held.get(partition), read_covered(context, pipeline, each.partition)
         if bounds is None or covered is None or not are_offsets(each.start, each.end):
             left.append(each)
             continue
         if bounds.incarnation != covered.incarnation:  # an unknown one may be another
+            left.append(each)
+            continue
+        if each in only and not bounds.is_dense:  # a source that may have been incomplete
             left.append(each)
             continue
         spans = held_spans(source, partition, bounds, covered, complete=True)
