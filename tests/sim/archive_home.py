@@ -263,7 +263,11 @@ class ArchivesHome(HomeWorld):
             return {"take_over": True}
         if chance < 0.8:
             return {"wait": chance < 0.45}
-        stop, looks = self.stop(), self.random.randint(1, 12)
+        return self.follower(self.random.randint(1, 12), self.random.choice([1, 3_000]))
+
+    def follower(self, looks: int, max_age_ms: int) -> dict[str, Any]:
+        """How a driver runs that follows its source, until it has looked so many times."""
+        stop = self.stop()
 
         def look(*_: Any) -> None:
             nonlocal looks
@@ -271,7 +275,7 @@ class ArchivesHome(HomeWorld):
             if looks <= 0:
                 stop.set()
 
-        policy = FilePolicy(max_age_ms=self.random.choice([1, 3_000]))
+        policy = FilePolicy(max_age_ms=max_age_ms)
         return {"follow": True, "policy": policy, "stop": stop, "on_share": look}
 
     @property

@@ -144,6 +144,7 @@ class GenerationsWorld(BusyWorld):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.kinds = {"build", self.random.choice(["trim", "erase", "replay", "chain"])}
+        self.is_followed = seed % 4 == 1
 
     def _context(self, faulty: bool = True) -> Context:
         """Promotes are slow: most of what goes wrong does so between their steps."""
@@ -155,6 +156,27 @@ class GenerationsWorld(BusyWorld):
     def spawn_all(self) -> None:
         super().spawn_all()
         self._spawn("backfill", self.backfill)
+        if self.is_followed:
+            self._spawn("follow", self.follow)
+            self._spawn("rush", self.rush)
+
+    def follow(self) -> None:
+        """Keep a driver of the live generation at work, also while another one is promoted."""
+        home = self.home()
+        for _ in range(self.rounds):
+            home.context.clock.sleep(self.random.uniform(0, 1))
+            with self.tolerating(InvalidError, NotFoundError):
+                self.drive(home, "day", **self.follower(40, 1))
+
+    def rush(self) -> None:
+        """Append events while a generation is being promoted."""
+        home = self.home()
+        for _ in range(150):
+            home.context.clock.sleep(0.4)
+            with self.tolerating(ConflictError, NotFoundError):
+                if find_archive(self.quiet, "day").promotion is not None:
+                    number = self.random.randrange(PARTITIONS)
+                    self.append(home.context, number, [self.event()])
 
     def backfill(self) -> None:
         """Drive the generation that is being built, while it may be dropped or promoted."""
@@ -189,6 +211,7 @@ class HolesWorld(GenerationsWorld):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.kinds = {"build", self.random.choice(["trim", "erase", "replay", "build"])}
+        self.is_followed = False
 
     def wait_opened(self, home: Home, generation: int | None) -> None:
         """Some drivers of a backfill begin after its generation was promoted, and driven on."""
@@ -312,12 +335,16 @@ class OrphansWorld(ErasureWorld):
                 )
 
     def delete(self, home: Home) -> list[str]:
-        """Erase events from all archives that may hold them; the ids that are gone then."""
+        """Erase events from all archives that may hold them, or from one; the ids.
+
+        A proof for that one is not clean then: others of its topic hold the events.
+        """
         by_key = self.done.remade and self.chance(0.3)  # no event of the key comes any more
         key = f"k{self.random.randrange(KEYS)}".encode() if by_key else None
         ids = self.some_ids(2) if key is None else self.ids_of(key)
         self.accountant.asked.update(ids)
-        for name in self.names():
+        names = self.names() if self.chance(0.6) else [self.random.choice(self.names())]
+        for name in names:
             archive = find_archive(home.context, name)
             erase_archived(home.context, archive, WHY, () if key else ids, key)
         return ids
@@ -367,6 +394,48 @@ class MarkersWorld(ArchivesWorld):
         if self.ahead or not seed % 4:  # what waits is soon older than that
             self.delay_ms = self.markers.delay_ms = 3_000
 
+    def spawn_all(self) -> None:
+        super().spawn_all()
+        if self.ahead or "chain" in self.kinds:
+            self._spawn("lag", self.lag)
+
+    def lag(self) -> None:
+        """Finalize while an event of the last minute waits, though a driver has seen later ones.
+
+        An event from the future is archived before it, or a chain has all that its archive has.
+        """
+        home = self.home()
+        last = self.names()[0]  # the chain, if there is one
+        for _ in range(2):
+            self.sleep_until(home, 50_000)
+            with self.tolerating(ConflictError, NotFoundError, InvalidError):
+                number = self.random.randrange(PARTITIONS)
+                later = [self.shifted(self.timely(), 86_400_000)] if self.ahead else []
+                self.append(home.context, number, [self.timely(), *later])
+                for name in dict.fromkeys(["day", last]):
+                    self.drive(home, name, take_over=True)
+                self.append(home.context, number, [self.timely()])
+                self.sleep_until(home, self.delay_ms + 1_000)
+                self.finalize_one(home, last)
+
+    def sleep_until(self, home: Home, at_ms: int) -> None:
+        """Sleep until so long after a minute began."""
+        now_ms = self.scheduler.time.now_ms()
+        home.context.clock.sleep((at_ms - now_ms) % 60_000 / 1000)
+
+    def timely(self) -> Event:
+        """An event of the present that every parser accepts."""
+        event = super().event()
+        event_id, _, _ = (event.value or b"").decode().split("=")
+        now_ms = self.scheduler.time.now_ms()
+        return Event(f"{event_id}={now_ms}=a".encode(), key=event.key, id=event.id)
+
+    def shifted(self, event: Event, shift_ms: int) -> Event:
+        """The same event with a time before or after the present."""
+        event_id, _, kind = (event.value or b"").decode().split("=")
+        time_ms = self.scheduler.time.now_ms() + shift_ms
+        return Event(f"{event_id}={time_ms}={kind}".encode(), key=event.key, id=event.id)
+
     def replay_layout(self) -> dict[str, str]:
         """Replays may put events of a minute into the folder of its hour or day."""
         return {"granularity": self.random.choice(["day", "hour", "minute"])}
@@ -377,8 +446,4 @@ class MarkersWorld(ArchivesWorld):
         shift_ms = -self.random.randrange(30_000, 240_000) if self.chance(0.15) else 0
         if self.ahead and not shift_ms and self.chance(self.ahead):
             shift_ms = self.random.randrange(1, 30) * 86_400_000
-        if not shift_ms:
-            return event
-        event_id, _, kind = (event.value or b"").decode().split("=")
-        time_ms = self.scheduler.time.now_ms() + shift_ms
-        return Event(f"{event_id}={time_ms}={kind}".encode(), key=event.key, id=event.id)
+        return self.shifted(event, shift_ms) if shift_ms else event

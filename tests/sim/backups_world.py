@@ -25,6 +25,7 @@ class BackupsWorld(GenerationsWorld):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.kinds = {"build", "erase", "trim"}
+        self.is_followed = False
         self.source = "folder:t" if seed % 2 else "holed:t"
 
     def trim_to(self, number: int, past: bool) -> int:

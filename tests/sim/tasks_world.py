@@ -17,7 +17,9 @@ import pytest
 
 from tests.sim.archive_world import ArchivesWorld, Done
 from tests.sim.archive_worlds import RATES
+from tidelog.coordination.commits import load_manifest, read_commit_rows
 from tidelog.erasure import rewrite_range, search
+from tidelog.erasure.rewrite_range import RangeRewrite
 from tidelog.errors import ConflictError, InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.journal import compile_tasks
@@ -33,6 +35,7 @@ _LATE = 0.4  # of tasks that wait before they begin
 _SLOW = 0.8  # of tasks that stage files, whose results come late
 _LOST = 0.1  # whose result is lost
 _TWICE = 0.1
+_LOOKS = 150  # of a task that waits for others
 _NEAR = 16  # events that most erasures choose from
 
 
@@ -52,6 +55,8 @@ class SimTasks:
     scheduler: Scheduler
     random: Random
     done: TasksDone
+    is_overtaken: Callable[[Any], bool]  # whether others have erased from a range, and begin again
+    late: list[Any]  # ranges that wait for that
     parallelism: int = 2
 
     def run(
@@ -73,11 +78,26 @@ class SimTasks:
             except TidelogError:
                 continue
             self._count(function)
-            if function is rewrite_range.stage_here and self.random.random() < _SLOW:
-                self.scheduler.sleep(self.random.uniform(5, 20))  # others erase more meanwhile
             if self.random.random() >= _LOST:
                 found.append((item, outcome))
-        yield from found
+        for item, outcome in found:
+            if function is rewrite_range.stage_here and self.random.random() < _SLOW:
+                self._wait(item)
+            yield item, outcome
+
+    def _wait(self, item: Any) -> None:
+        """Come late: others erase more meanwhile. In every second case, just as they begin."""
+        if self.random.random() < 0.5:
+            self.scheduler.sleep(self.random.uniform(5, 20))
+            return
+        self.late.append(item)
+        try:
+            for _ in range(_LOOKS):
+                if self.is_overtaken(item):
+                    return
+                self.scheduler.sleep(0.2)
+        finally:
+            self.late[:] = [each for each in self.late if each is not item]
 
     def _count(self, function: Callable[[Any], Any]) -> None:
         self.done.searched += function is rewrite_range.holds_here
@@ -110,6 +130,7 @@ class TasksWorld(ArchivesWorld):
         self.done: TasksDone = TasksDone()
         self.kinds = {"erase", self.random.choice(["trim", "replay", "chain"])}
         self._faulty_store = SlowStaging
+        self.late: list[RangeRewrite] = []  # staged by tasks that wait for other erasures
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         super()._patch(patch)
@@ -125,26 +146,52 @@ class TasksWorld(ArchivesWorld):
 
     def some_ids(self, count: int) -> list[str]:
         """Ids of events near each other, so that erasures meet in a range; new ones, if any."""
-        near = sorted(self.truth.by_id)[:_NEAR]
+        near = self.late_ids() or sorted(self.truth.by_id)[:_NEAR]
         known = [each for each in near if each not in self.accountant.asked]
         if len(known) < count or self.chance(0.2):
             known = sorted(self.truth.by_id)
         return self.random.sample(known, min(count, len(known)))
 
+    def late_ids(self) -> list[str]:
+        """Ids of events in a range that a task has staged, and that waits for other erasures."""
+        spans = [
+            (part.partition, range(file.first_offset, file.last_offset + 1))
+            for work in self.late
+            for part in work.parts
+            for file in part.files
+        ]
+        return [
+            event_id
+            for event_id, places in sorted(self.truth.by_id.items())
+            if any(f"t/{n}" == name and at in span for _, n, at in places for name, span in spans)
+        ]
+
     def erase(self) -> None:
         """Delete some events, and let tasks carry that into archives."""
         home = self.home()
-        tasks = SimTasks(self.scheduler, self.random, self.done)
+        tasks = SimTasks(self.scheduler, self.random, self.done, self.is_overtaken, self.late)
         home.context = replace(home.context, tasks=tasks)
         for _ in range(4):
             home.context.clock.sleep(self.random.uniform(0, 10))
             self.erase_some(home, self.random.choice([1, 2]))
+
+    def is_overtaken(self, work: RangeRewrite) -> bool:
+        """Whether a range has lost events since a task staged it, and is about to lose more."""
+        first = work.parts[0]
+        for row in read_commit_rows(self.quiet, first.pipeline, first.partition):
+            found = row.committed
+            if row.holds(first.start) and found.rewrite not in ("", found.manifest):
+                return tuple(load_manifest(self.quiet.store, found.manifest).parts) != work.parts
+        return False
 
     def erase_quickly(self) -> None:
         """Delete an event, and carry that into archives without tasks."""
         home = self.home()
         for _ in range(6):
             home.context.clock.sleep(self.random.uniform(0, 6))
+            for _ in range(self.random.choice([0, 30])):
+                if not self.late:
+                    home.context.clock.sleep(1)
             self.erase_some(home, 1)
 
     def erase_some(self, home: Home, count: int) -> None:
