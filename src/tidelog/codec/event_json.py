@@ -159,9 +159,9 @@ def event_of_line(line: bytes) -> Event:
             given = _given_any.decode(line)
             value = _json_value(given.value)
         except (msgspec.MsgspecError, UnicodeDecodeError) as other:  # another field is wrong
-            raise InvalidError(f"is not an event as JSON: {json_problem(line, other)}") from other
+            raise InvalidError(f"is not an event as JSON: {_event_problem(line, other)}") from other
         if value is None:
-            raise InvalidError(f"is not an event as JSON: {json_problem(line, exc)}") from exc
+            raise InvalidError(f"is not an event as JSON: {_event_problem(line, exc)}") from exc
     time = given.timestamp
     if isinstance(time, float):  # JSON has one kind of number: 5.0 is a whole one
         if not time.is_integer():
@@ -194,7 +194,12 @@ def json_problem(line: bytes, error: Exception) -> str:
         return "a lone surrogate is not valid Unicode: give text"
     except (ValueError, RecursionError):
         pass
-    text = str(error)
+    return str(error)
+
+
+def _event_problem(line: bytes, error: Exception) -> str:
+    """Returns why a line is no event, with the fields that one has where these are wrong."""
+    text = json_problem(line, error)
     if "unknown field" in text or "missing required field `value`" in text:
         return f'{text}: give {{"value": …}}, with key, id, timestamp, type or headers beside it'
     return text

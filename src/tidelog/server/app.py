@@ -38,7 +38,7 @@ from tidelog.server.api.forward import Forwards
 from tidelog.server.api.ingest import Ingest
 from tidelog.server.api.open_topics import OpenTopics
 from tidelog.server.api.openapi import description
-from tidelog.server.api.pixel import Pixels
+from tidelog.server.api.pixel import PIXEL_PATH, Pixels
 from tidelog.server.api.read import ByTimeHandlers, PartitionWatch, Reads
 from tidelog.server.api.sql import SqlHandlers, SqlRunner
 from tidelog.server.api.tail import Tails
@@ -161,7 +161,8 @@ class ServerApp:
         self._threads = ServerThreads()
         self._topics = OpenTopics(home, self._threads)
         link = self._telemetry.link if self._telemetry is not None else lambda: None
-        self._ingest = Ingest(home, self._topics, self._threads, link)
+        self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
+        self._ingest = Ingest(home, self._topics, self._threads, self.gate.check, link)
         self._bodies = Bodies(options.body_bytes_max, self._clock)
         self._deliveries = Deliveries(self._clock)
         catalog = home.catalog if isinstance(home.catalog, CheckedCatalog) else None
@@ -172,7 +173,6 @@ class ServerApp:
         self.certificate: Certificate | None = None  # of the listener; read again now and then
         self._error_log = ErrorLog(self._clock)
         self._usage = ClientUsage(home.context, options.audit_reads)
-        self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
         self._forwards = Forwards(home, options, self._ingest, self._error_log.add)
         self._pixels = Pixels(
             options, self.gate, self._topics, self._ingest, self._forwards, self.metrics
@@ -375,7 +375,7 @@ class ServerApp:
         check_host(scope)
         check_path(scope)
         path: str = scope["path"]
-        is_pixel = path.startswith("/track") and path.endswith(".gif")
+        is_pixel = PIXEL_PATH.fullmatch(path) is not None
         if not is_pixel:
             check_query(scope)
         if Console.has(path):
@@ -414,11 +414,11 @@ class ServerApp:
                 buffer.charge(len(body))
             self.gate.check(admission)  # the body may have taken long
             if self._forwards.get(topic) is not None:
-                count = await self._forwards.append(topic, headers, body, buffer.charge)
+                count = await self._forwards.append(topic, headers, body, buffer.charge, admission)
                 answered = self._forwards.answer(topic, count)
             else:
-                by = "" if admission.token is None else admission.token.id
-                positions = await self._ingest.append(topic, headers, body, buffer.charge, by)
+                given = (headers, body, buffer.charge, admission)
+                positions = await self._ingest.append(topic, *given)
                 count, answered = len(positions), await self._ingest.answer(topic, positions)
             self.metrics.events_in += count
             self.metrics.bytes_in += len(body)

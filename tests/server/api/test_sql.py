@@ -69,7 +69,7 @@ def test_bodies_that_are_not_a_query_are_refused(world: tuple[Served, dict[str, 
     for body, says in (
         ({}, "query"),
         ({"query": 1}, "query"),
-        ({"query": "select 1", "limit": 1}, "limit"),
+        ({"query": "select 1", "limit": 1}, "unknown field `limit`: send {"),
         ([], "object"),
         ({"query": "select 1" + " " * 30_000}, "20000 characters"),
     ):

@@ -78,7 +78,7 @@ def test_the_access_log_has_each_request_and_no_token(tmp_path: Path) -> None:
         for path in (
             *(b"//topics/t/ids/person", b"/v1/topics/t/IDs/person", b"/t/ids;person"),
             *(b"/topics/t/id/person", b"/topics/t/events/person", b"/console/topics/t/ids/person"),
-            *(b"/console/topic/t/person", b"/topics/t/events"),
+            *(b"/console/topic/t/person", b"/track/t/person.gif", b"/topics/t/events"),
         ):
             ask(served.address, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
     text = log.read_text()
@@ -90,14 +90,14 @@ def test_the_access_log_has_each_request_and_no_token(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in text.splitlines()]
     assert [row["status"] for row in rows] == [
         *(200, 200, 401, 401, 404, 401, 405),
-        *([404] * 7),
+        *([404] * 8),
         401,
     ]
     assert rows[4]["path"] == "/\x9b2J\u202e\x7f\U000e0001"
     assert [row["path"] for row in rows[5:7]] == ["/topics/t/ids/*"] * 2
     assert [row["path"] for row in rows[8:]] == [
         *("/v1/topics/t/IDs/*", "/t/ids*", "/topics/t/*", "/topics/t/*"),
-        *("/console/topics/t/ids/*", "/console/topic/t/*", "/topics/t/events"),
+        *("/console/topics/t/ids/*", "/console/topic/t/*", "/track/t/*", "/topics/t/events"),
     ]
     assert rows[0]["id"] == "from-proxy-1"
     assert rows[0]["client"] == "9.9.9.9"

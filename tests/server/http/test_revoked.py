@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -101,6 +102,60 @@ def _send_half(
     assert status(raw.recv(65_536)) == 100, "it is let in, and its body is wanted"
     raw.sendall(body[:1].encode())
     return raw
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_change_that_waits_for_a_thread_while_its_token_is_revoked_is_refused(
+    tmp_path: Path, made: list[tuple[Token, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = ("plain", "keyed", "absent", "large", "pixel", "unconfirmed", "t")
+
+    def first(home: Home) -> None:
+        for name in topics:
+            if name != "t":  # which every served home has
+                home.create_topic(name)
+            home.append(name, [Event(b"kept", id="x")])
+        made.append(create_token(home.context, ["admin"]))
+
+    body = "content-length: 1\r\n\r\nx"
+    absent, lines = "tidelog-if-absent: true\r\ntidelog-id: y\r\n", '{"value":1}\n' * 300
+    large = f"content-type: application/x-ndjson\r\ncontent-length: {len(lines)}\r\n\r\n"
+    asked = [
+        f"POST /topics/plain/events HTTP/1.1\r\n{body}",
+        f"POST /topics/keyed/events HTTP/1.1\r\nidempotency-key: k\r\n{body}",
+        f"POST /topics/absent/events HTTP/1.1\r\n{absent}{body}",
+        f"POST /topics/large/events HTTP/1.1\r\n{large}{lines}",
+        "GET /track/pixel.gif HTTP/1.1\r\n\r\n",
+        "GET /track/unconfirmed.gif?ack=0 HTTP/1.1\r\n\r\n",
+        f"PUT /topics/t/ids/x HTTP/1.1\r\n{body}",
+        "DELETE /topics/t/ids/x HTTP/1.1\r\n\r\n",
+    ]
+    waiting, hold = [], threading.Event()
+    real = limits._Turns.enter
+
+    async def enter(self: limits._Turns) -> None:
+        waiting.append(self)
+        while not hold.is_set():
+            await asyncio.sleep(0.01)
+        await real(self)
+
+    with serving(tmp_path, first=first) as served, contextlib.ExitStack() as stack:
+        token, text = made[0]
+        own = f"HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {text}"
+        monkeypatch.setattr(limits._Turns, "enter", enter)
+        sent = []
+        for each in asked:
+            sent.append(stack.enter_context(socket.create_connection(served.address, timeout=60)))
+            sent[-1].sendall(each.replace("HTTP/1.1", own, 1).encode())
+        until(lambda: len(waiting) == len(asked))
+        revoke_token(served.home.context, token.id)
+        metrics = httpx.Request("GET", f"{served.url}/metrics", headers=bearer(text))
+        until(lambda: served.client.send(metrics).status_code == 401)
+        hold.set()
+        found = [status(read_answer(raw)) for raw in sent]
+        assert found == [401] * len(asked)
+        for name in topics:
+            assert served.values(name) == [b"kept"]
 
 
 @pytest.mark.usefixtures("quick")

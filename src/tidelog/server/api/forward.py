@@ -23,6 +23,7 @@ from tidelog.home import Home
 from tidelog.model.event import Event
 from tidelog.server.api.ingest import IDEMPOTENCY_KEY, IF_ABSENT, Headers, Ingest
 from tidelog.server.http import limits
+from tidelog.server.http.auth import Admission
 from tidelog.server.http.errors import encode
 from tidelog.server.options import ServeOptions
 
@@ -75,7 +76,12 @@ class Forwards:
         return [(name, each.waiting_bytes) for name, each in self._open.items()]
 
     async def append(
-        self, name: str, headers: Headers, body: bytes, charge: Callable[[int], None]
+        self,
+        name: str,
+        headers: Headers,
+        body: bytes,
+        charge: Callable[[int], None],
+        admission: Admission,
     ) -> int:
         """Forwards the events of a body. Returns how many there were."""
         for each in _OF_TOPICS:
@@ -83,7 +89,7 @@ class Forwards:
                 raise InvalidError(
                     f"header {each}: is for topics, and `{name}` is forwarded: leave it out"
                 )
-        events = await self._ingest.events_of(headers, body, charge)
+        events = await self._ingest.events_of(headers, body, charge, admission)
         return await self.send(self._open[name], events)
 
     async def send(self, forwarder: Forwarder, events: Sequence[Event]) -> int:

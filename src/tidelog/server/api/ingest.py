@@ -28,6 +28,7 @@ from tidelog.model.event import Event, Position, Positions, check_event
 from tidelog.model.topic import Topic
 from tidelog.server.api.open_topics import OpenTopic, OpenTopics, RoomPromise
 from tidelog.server.api.pixel_event import time_of
+from tidelog.server.http.auth import Admission
 from tidelog.server.http.errors import MediaTypeError, TooLargeError
 from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.request import EVENT_BYTES
@@ -65,8 +66,10 @@ class Ingest:
         home: Home,
         topics: OpenTopics,
         threads: ServerThreads,
+        check: Callable[[Admission], None],
         link: Callable[[], object | None] = lambda: None,
     ) -> None:
+        self._check_admission = check  # whether what let a request in still does
         self._home = home
         self._topics = topics
         self._threads = threads
@@ -79,27 +82,30 @@ class Ingest:
         topic: str,
         headers: Headers,
         body: bytes,
-        charge: Callable[[int], None] = lambda size: None,
-        by: str = "",
+        charge: Callable[[int], None],
+        admission: Admission,
     ) -> Sequence[Position]:
         """Stores the events of a body; refuses all or none of them. Returns their positions.
 
-        ``by`` is the id of the request's token: idempotency keys of one are not those of others.
+        ``admission`` is checked again just before, since a turn at a thread may take long.
+        Idempotency keys of one token are not those of others.
         ``charge`` counts what they take in memory while they are stored, and may refuse them.
         """
         opened = self._topics.get(topic) or await self._topics.open(topic)
         key = headers.get(b"idempotency-key")
         if_absent = _if_absent(headers)
         if key is None and not if_absent and _is_small(headers, body):
-            return await self.send(opened, self._events(headers, body))
+            return await self.send(opened, self._events(headers, body), admission)
         with self._topics.using(opened):  # other topics may be opened while it is parsed
             events = await self._parse(headers, body, charge)
             try:
                 if if_absent:
-                    return await self._threads.run(self._append_absent, topic, events)
+                    return await self._threads.run(self._append_absent, topic, events, admission)
                 if key is None:
-                    return await self.send(opened, events)
-                return await self._send_once(opened, _idempotency_key(key, by), events)
+                    return await self.send(opened, events, admission)
+                by = "" if admission.token is None else admission.token.id
+                once = _idempotency_key(key, by)
+                return await self._send_once(opened, once, events, admission)
             finally:
                 if len(events) > _FEW_EVENTS:
                     self._free(events)
@@ -118,14 +124,15 @@ class Ingest:
         return await self._run(count + len(body) // _WORK_BYTES, self._events, headers, body)
 
     async def events_of(
-        self, headers: Headers, body: bytes, charge: Callable[[int], None]
+        self, headers: Headers, body: bytes, charge: Callable[[int], None], admission: Admission
     ) -> list[Event]:
-        """Returns the events of a body, each within its limits; ``charge`` as in :meth:`append`."""
+        """Returns the events of a body, each within its limits; the rest as in :meth:`append`."""
 
         def parse() -> list[Event]:
             events = self._events(headers, body)
             for event in events:
                 self.check(event)
+            self._check_admission(admission)
             return events
 
         if len(body) <= _SMALL_BYTES and (count := _events_at_most(headers, body)) <= _FEW_EVENTS:
@@ -146,25 +153,30 @@ class Ingest:
             return await self._threads.run(call, *args, **kwargs)
         return await self._threads.run_large(call, *args, **kwargs)
 
-    async def send(self, opened: OpenTopic, events: list[Event]) -> Sequence[Position]:
+    async def send(
+        self, opened: OpenTopic, events: list[Event], admission: Admission
+    ) -> Sequence[Position]:
         """Stores events through the shared producer. Returns their positions.
 
         A topic that was made again since it was opened is opened again.
         """
         try:
-            return await self._send(opened, events)
+            return await self._send(opened, events, admission)
         except NotFoundError:
             self._topics.drop(opened)
             again = await self._topics.open(opened.topic.name)
-            return await self._send(again, events)
+            return await self._send(again, events, admission)
 
-    def enter(self, opened: OpenTopic, event: Event) -> None:
+    def enter(self, opened: OpenTopic, event: Event, admission: Admission) -> None:
         """Puts one event into the buffer, and waits for nothing."""
+        self._check_admission(admission)
         self._enter_few(opened, [event], self.check(event) + _OVERHEAD_BYTES)
 
-    async def _send(self, opened: OpenTopic, events: list[Event]) -> Sequence[Position]:
+    async def _send(
+        self, opened: OpenTopic, events: list[Event], admission: Admission
+    ) -> Sequence[Position]:
         with self._topics.using(opened):
-            sent = await self._enter(opened, events)
+            sent = await self._enter(opened, events, admission)
         link = self._link()
         if link is not None:
             for flush in await self._run(len(sent), _flushes, sent):
@@ -187,21 +199,27 @@ class Ingest:
         finally:
             self._free(sent)
 
-    async def _enter(self, opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
+    async def _enter(
+        self, opened: OpenTopic, events: list[Event], admission: Admission
+    ) -> list[SendFuture]:
         """Puts events into the producer's buffer, if that has room for all of them."""
         if len(events) <= _FEW_EVENTS:
             size = sum(map(self.check, events))
             if size <= _SMALL_BYTES:
+                self._check_admission(admission)
                 return self._enter_few(opened, events, size + _OVERHEAD_BYTES * len(events))
-        return await self._run(len(events), self._enter_many, opened, events)
+        return await self._run(len(events), self._enter_many, opened, events, admission)
 
     def _free(self, many: list[Any]) -> None:
         """Frees very many objects in a thread, since that takes milliseconds."""
         with contextlib.suppress(RuntimeError):  # the server stops, and has no threads any more
             self._pool.submit(many.clear)
 
-    def _enter_many(self, opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
+    def _enter_many(
+        self, opened: OpenTopic, events: list[Event], admission: Admission
+    ) -> list[SendFuture]:
         sizes = [self.check(event) + _OVERHEAD_BYTES for event in events]
+        self._check_admission(admission)
         if len(events) == 1:
             return self._enter_few(opened, events, sizes[0])
         with opened.promised_room(sum(sizes)) as promise:
@@ -214,11 +232,12 @@ class Ingest:
             return _send_all(opened, events)
 
     async def _send_once(
-        self, opened: OpenTopic, key: str, events: list[Event]
+        self, opened: OpenTopic, key: str, events: list[Event], admission: Admission
     ) -> Sequence[Position]:
         def append(topic: Topic) -> Positions:
             for event in events:
                 self.check(event)
+            self._check_admission(admission)
             return append_once(self._home.context, topic, key, events)
 
         try:
@@ -228,9 +247,12 @@ class Ingest:
             again = await self._topics.open(opened.topic.name)
             return await self._threads.run(append, again.topic)
 
-    def _append_absent(self, topic: str, events: list[Event]) -> Sequence[Position]:
+    def _append_absent(
+        self, topic: str, events: list[Event], admission: Admission
+    ) -> Sequence[Position]:
         for event in events:
             self.check(event)
+        self._check_admission(admission)
         return self._home.append(topic, events, if_absent=True)
 
     def _events(self, headers: Headers, body: bytes) -> list[Event]:

@@ -10,10 +10,12 @@ answer as soon as the event is in the buffer, from which a crash may lose it.
 
 from __future__ import annotations
 
+import re
+
 from starlette.types import Receive, Scope, Send
 
 from tidelog.connectors.forward import Forwarder
-from tidelog.errors import InvalidError, NotFoundError
+from tidelog.errors import InvalidError
 from tidelog.model.event import Event
 from tidelog.model.topic import check_topic_name
 from tidelog.server.api.forward import Forwards
@@ -30,14 +32,15 @@ from tidelog.server.api.pixel_event import (
     is_durable,
     parse_query,
 )
-from tidelog.server.http.auth import ADMISSION, Gate, bearer_of
+from tidelog.server.http.auth import ADMISSION, Admission, Gate, bearer_of
 from tidelog.server.http.errors import ForbiddenError, answer
 from tidelog.server.http.metrics import Metrics
 from tidelog.server.options import ServeOptions
 
-__all__ = ["Pixels"]
+__all__ = ["PIXEL_PATH", "Pixels"]
 
 _PATH = "/track.gif"
+PIXEL_PATH = re.compile(r"/track(/[^/]*)?\.gif")
 
 
 class Pixels:
@@ -69,7 +72,7 @@ class Pixels:
         """``GET /track.gif``, ``GET /track/{topic}.gif``"""
         params = parse_query(scope["query_string"])
         topic = self._topic(scope["path"], params)
-        may_choose = await self._admit(scope, headers, topic, params)
+        admission, may_choose = await self._admit(scope, headers, topic, params)
         address = self._gate.address(scope, headers) if self._options.behind_proxy else None
         durable = is_durable(params)
         kept = self._kept
@@ -85,10 +88,10 @@ class Pixels:
         else:
             opened = self._topics.get(topic) or await self._topics.open(topic)
             if durable:
-                (position,) = await self._ingest.send(opened, [event])
+                (position,) = await self._ingest.send(opened, [event], admission)
                 answered.append((b"tidelog-position", str(position).encode()))
             else:
-                self._ingest.enter(opened, event)
+                self._ingest.enter(opened, event, admission)
         self._metrics.events_in += 1
         await answer(send, 200, answered, GIF)
         return 200
@@ -102,9 +105,9 @@ class Pixels:
 
     async def _admit(
         self, scope: Scope, headers: dict[bytes, bytes], topic: str, params: Params
-    ) -> bool:
-        """Admits a pixel. Returns whether it may choose ids and times, as a token that may append
-        can, though not from a query.
+    ) -> tuple[Admission, bool]:
+        """Admits a pixel. Returns also whether it may choose ids and times, as a token that may
+        append can, though not from a query.
 
         Raises ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
         """
@@ -112,7 +115,7 @@ class Pixels:
         in_query = shown if isinstance(shown, str) else None
         by_header = bearer_of(headers) is not None
         if topic in self._options.public_pixels and in_query is None and not by_header:
-            self._gate.admit_page(scope, headers)
+            admission = self._gate.admit_page(scope, headers)
             may_choose = False
         else:
             admission = await self._gate.admit(scope, headers, "pixel", topic, in_query)
@@ -131,13 +134,11 @@ class Pixels:
                 "query: this pixel may not choose the id of its event: leave out `id`, or send a "
                 "token made with --append in a header"
             )
-        return may_choose
+        return admission, may_choose
 
     def _topic(self, path: str, params: Params) -> str:
         if path != _PATH:
             topic = path[len("/track/") : -len(".gif")]
-            if not path.startswith("/track/") or "/" in topic:
-                raise NotFoundError(f"path `{path[:80]}`: not found: see /docs")
             if "topic" in params:
                 raise InvalidError("query: `topic` is in the path already: leave it out")
             return topic

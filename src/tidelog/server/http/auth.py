@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.types import Scope as AsgiScope
 
@@ -72,6 +72,7 @@ class Admission:
     token: Token | None  # None: the server is open, or the topic's pixel is public
     client: str  # whose limits it counts towards: a token's id, or an address
     is_live: Callable[[], bool] | None = None  # whether its session still is; None: it has none
+    is_public: bool = False  # a public pixel's: it needs no token, then or later
 
     @property
     def who(self) -> str:
@@ -187,7 +188,7 @@ class Gate:
         """Admits whatever a web page sends to a public pixel. Raises ``TooManyError``."""
         client = client_of(self.address(scope, headers))
         self._count(client)
-        return _admitted(None, client)
+        return replace(_admitted(None, client), is_public=True)
 
     def count_visit(self, scope: AsgiScope, headers: Headers) -> None:
         """Counts a request that needs no token, by its address. Raises ``TooManyError``."""
@@ -203,7 +204,7 @@ class Gate:
             raise UnauthorizedError("console: this session has ended: log in again")
         token = admission.token
         if token is None:
-            if self._is_closed:
+            if self._is_closed and not admission.is_public:
                 raise UnauthorizedError("request: this server asks for tokens now: show one")
             return
         found = self._tokens.get(token.sha256)
