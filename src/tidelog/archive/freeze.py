@@ -27,6 +27,7 @@ import msgspec
 from tidelog.archive.coverage import is_same_sequence
 from tidelog.catalog.base import Change, Delete, Put
 from tidelog.catalog.update import Decision, Rows, update
+from tidelog.connectors.files.source import joined_notes
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
@@ -122,11 +123,12 @@ def _carry_head(context: Context, before: Progress, where: str) -> None:
 def _with_note(head: Progress, before: Progress) -> Progress:
     """Returns the head with the note of another generation, of the same file or topic.
 
-    A note may cover more than was read. Notes of sources without incarnations are lists of files,
-    which each generation has read for itself.
+    A note may cover more than was read. Notes of sources without incarnations are lists of files
+    that each generation has read for itself, maybe from another folder: the driver knows both.
     """
     same = head.incarnation and head.incarnation == before.incarnation
-    return msgspec.structs.replace(head, note=before.note) if same else head
+    note = before.note if same else joined_notes(head.note, before.note)
+    return msgspec.structs.replace(head, note=note)
 
 
 def _with_decisions(head: Progress, before: Progress) -> Progress:

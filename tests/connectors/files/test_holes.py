@@ -174,3 +174,22 @@ def test_restore_goes_on_past_offsets_that_never_had_an_event(home: Home, tmp_pa
     found.backfill(source="archive:raw", codec="gzip")  # which says that these were erased
     found.promote()
     assert found.restore(to="topic:again").events == 0
+
+
+def test_archive_reads_its_folder_on_after_a_generation_of_another_folder(
+    home: Home, tmp_path: Path
+) -> None:
+    copy = folder_without_a_file(home, tmp_path)
+    found = home.archives.create("found", source=f"file:{copy}")
+    found.run()
+    raw = home.archives.get("raw")
+    raw.backfill(codec="gzip")
+    raw.promote()
+    found.backfill(source=f"file:{tmp_path / 'o/archives/raw/g2'}", codec="zstd")
+    found.promote()
+    assert found.run().events == 0, "no file came late"
+    home.append("t", [Event(b"30", id="id-30")], partition=0)
+    raw.run()
+    (new,) = (tmp_path / "o/archives/raw/g2").glob("**/*30.parquet")
+    shutil.copy(new, copy / "t" / new.name.replace("2_", "1_", 1))
+    assert found.run().events == 1

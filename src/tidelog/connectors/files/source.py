@@ -71,7 +71,7 @@ from tidelog.store import open_store_here
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.tasks import Pool
 
-__all__ = ["FilesSource", "PlannedFiles", "PlannedRows", "open_files"]
+__all__ = ["FilesSource", "PlannedFiles", "PlannedRows", "joined_notes", "open_files"]
 
 
 def open_files(address: Address) -> FilesSource:
@@ -482,6 +482,15 @@ class _FilesBefore(NamedTuple):
 
     def note(self) -> bytes:
         return _FILES + b"".join(sorted(self.digests))
+
+
+def joined_notes(note: bytes, other: bytes) -> bytes:
+    """Returns a note of the files that one of two notes names; the first if that cannot be."""
+    found = [_FilesBefore.read(each) for each in (note, other)]
+    digests = frozenset(digest for each in found if each is not None for digest in each.digests)
+    if None in found or len(digests) > FILES_PASSED_MAX:
+        return note
+    return _FilesBefore(digests).note()
 
 
 def _is_read(mark: RowMark, known: KnownPartition | None) -> bool:
