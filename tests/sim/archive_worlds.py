@@ -225,6 +225,9 @@ class HolesWorld(GenerationsWorld):
             self.drive_some(home, archive.building)
             promote(home.context, "day")
             self.done.promoted += 1
+            if self.chance(0.3):
+                rollback(home.context, "day", generation=archive.generation)
+                self.done.rolled_back += 1
         elif others and self.chance(0.4):
             if self.chance(0.5):
                 drop_generation(home.context, "day", self.random.choice(others))
