@@ -449,7 +449,8 @@ class ServerApp:
         response = await handler(request)
         if operation.right == "read":  # only now, as a topic that is not there is not read
             self.gate.check(admission)  # it may have taken long, as a query does
-            self._usage.read(scope[WHO], operation.name, topic or "")
+            what = "home" if topic is None or operation.some else f"topic {topic}"
+            self._usage.read(scope[WHO], operation.name, what)
         await response(scope, receive, send)
         return response.status_code
 

@@ -113,14 +113,18 @@ def test_reads_are_counted_on_request(tmp_path: Path) -> None:
             served.client.get("/topics/t/partitions/0/events", headers=bearer(text))
         served.client.get("/topics", headers=bearer(text))
         assert served.client.get("/topics/none", headers=bearer(text)).status_code == 404
+        served.home.archives.create("a", source="topic:t")
         with Browser(served, text) as browser:
             browser.get("/console/topics/t/events")
+            browser.get("/console/archives/a")
         config = served.home.config
     with open_home(config) as home:
         found = {(each.who, each.what, each.note) for each in actions(home, "read")}
     by = f"token {token.id}"
     assert (by, "topic t", "events, 7 requests") in found
-    assert (by, "topic t", "console events, 1 requests") in found
+    assert (by, "topic t", "console events, 1 request") in found
+    assert (by, "home", "topics, 1 request") in found
+    assert (by, "archive a", "console archive, 1 request") in found
     assert "none" not in str(found), "each name of a topic would be a record"
 
 

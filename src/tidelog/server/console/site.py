@@ -295,8 +295,8 @@ class Console:
             else:
                 answer = await self._answer(place, path, scope, receive, (session, form))
                 if place.right == "read":
-                    shown = path.get("topic") or path.get("name", "")
-                    self._usage.read(scope[ADMISSION].who, f"console {place.name}", shown)
+                    who, name = scope[ADMISSION].who, f"console {place.name}"
+                    self._usage.read(who, name, _read_by(place, path))
         except DisconnectedError:
             raise
         except TidelogError as exc:
@@ -392,7 +392,7 @@ class Console:
             raise InternalError("console: was not started")
         response = await self._tails.tail(Request({**scope, "path_params": dict(path)}, receive))
         response.headers.update(PAGE_HEADERS)
-        self._usage.read(scope[ADMISSION].who, "console tail", path["topic"])
+        self._usage.read(scope[ADMISSION].who, "console tail", f"topic {path['topic']}")
         return await self._send(scope, receive, send, response)
 
     def _static(self, name: str) -> Response:
@@ -467,6 +467,15 @@ def _find(scope: Scope) -> tuple[Route, dict[str, str]]:
         raise NotFoundError(f"page `{path}`: not found: begin at the overview")
     allow = ", ".join(sorted(allowed))
     raise MethodError(f"page `{path}`: allows {allow}: use one of them", allow=allow)
+
+
+def _read_by(place: Route, path: Mapping[str, str]) -> str:
+    """Returns what a page reads, for the audit."""
+    if "topic" in path:
+        return f"topic {path['topic']}"
+    if "name" in path:
+        return f"{'pump' if place.name == 'pump' else 'archive'} {path['name']}"
+    return "home"
 
 
 def _address(scope: Scope) -> str:

@@ -395,9 +395,9 @@ def _json(value: dict[str, str]) -> Response:
 
 USAGE_S = 60.0  # after which it is stored
 _READS_MAX = 5_000  # kinds of reads in one minute; others are counted together
-Read = tuple[str, str, str]  # who, the operation, the topic
+Read = tuple[str, str, str]  # who, the operation, what it reads
 
-_OTHERS: Read = ("others", "read", "")
+_OTHERS: Read = ("others", "read", "home")
 
 
 class ClientUsage:
@@ -408,10 +408,10 @@ class ClientUsage:
         self._audit_reads = audit_reads
         self._reads: Counter[Read] = Counter()
 
-    def read(self, who: str, operation: str, topic: str) -> None:
-        """Counts a read."""
+    def read(self, who: str, operation: str, what: str = "home") -> None:
+        """Counts a read of something, such as ``topic orders``."""
         if self._audit_reads:
-            self._count((who, operation, topic), 1)
+            self._count((who, operation, what), 1)
 
     def _count(self, key: Read, count: int) -> None:
         if len(self._reads) >= _READS_MAX and key not in self._reads:
@@ -435,7 +435,7 @@ class ClientUsage:
         """
         note_uses(self._context, uses)
         for key in sorted(reads):
-            who, operation, topic = key
-            note = f"{operation}, {reads[key]} requests"
-            record_action(self._context, "read", f"topic {topic}" if topic else "home", note, who)
+            who, operation, what = key
+            note = f"{operation}, {reads[key]} request{'' if reads[key] == 1 else 's'}"
+            record_action(self._context, "read", what, note, who)
             del reads[key]
