@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ from tidelog.archive.archive import create_archive, open_pipeline
 from tidelog.archive.metrics import status_text
 from tidelog.archive.status import Limits, read_status, troubles
 from tidelog.connectors.source import Bounds, SourcePartition, SourceRange
+from tidelog.connectors.topic.source import TopicSource
 from tidelog.errors import InternalError, InvalidError, NotFoundError, UnavailableError, unexpected
 from tidelog.maintenance.follower import Follower
 from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.model.pipeline import BeginReason, Progress
 from tidelog.pipeline import driver, failures, source_partitions
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
@@ -381,3 +383,14 @@ def test_follower_outlasts_a_catalog_that_is_away(
         until(lambda: "0:79" in listed(home.store))
     assert raised == []
     home.check()
+
+
+@pytest.mark.parametrize(("begins", "reason"), [("retention", "retention"), ("explicit", "seek")])
+def test_gap_before_what_a_source_holds_says_why(
+    home: Home, begins: BeginReason, reason: str
+) -> None:
+    """A backfill holds nothing before the begin of the live generation, which a person may move."""
+    source = TopicSource(lambda: nullcontext(home.context), "t")
+    held = Bounds("26", "30", begins=begins)
+    (gap,) = failures.lost_before(POISONED, Progress("20", 0, 1), held, source, True)
+    assert (gap.start, gap.end, gap.reason, gap.offsets) == ("20", "26", reason, 6)

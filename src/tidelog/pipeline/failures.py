@@ -41,6 +41,7 @@ from tidelog.model.pipeline import (
     Commit,
     DriverFailure,
     Gap,
+    GapReason,
     Manifest,
     Progress,
     joined_gaps,
@@ -308,7 +309,9 @@ def lost_before(
             first=bounds.first,
         )
     skipped = offsets_between(start, bounds.first) or 0
-    lost = (Gap(start, bounds.first, "retention", skipped),)
+    # Explicit: the live generation of a backfill was moved past them.
+    why: GapReason = "seek" if bounds.begins == "explicit" else "retention"
+    lost = (Gap(start, bounds.first, why, skipped),)
     check_gaps(partition, head, lost)
     return lost
 
