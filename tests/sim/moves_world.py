@@ -20,11 +20,13 @@ from tests.sim.archive_worlds import RATES
 from tests.sim.journal_home import PARTITIONS
 from tests.sim.journal_raw import Gone
 from tidelog.archive.archive import find_archive
+from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.model.archive import RedoPart
 from tidelog.model.event import Event
+from tidelog.pipeline.base import LocalWorkers
 from tidelog.testing.faults import FaultyStore
 
 __all__ = ["MovesDone", "MovesWorld"]
@@ -71,6 +73,7 @@ class MovesWorld(ArchivesWorld):
         self.moves = set(self.random.sample(MOVES, 3))
         self.kinds = {self.random.choice(["trim", "erase", "replay"])}
         self.values: dict[str, bytes] = {}  # by ids whose update was carried into archives
+        self.given: set[bytes] = set()  # values of all updates
         self.handled: set[str] = set()  # ids that the handler got
         self.sought = False
         self._faulty_store = CopyingStore
@@ -80,6 +83,8 @@ class MovesWorld(ArchivesWorld):
         actors = {"redo": self.redo, "seek": self.seek, "update": self.update}
         for kind in sorted(self.moves & actors.keys()):
             self._spawn(kind, actors[kind])
+        if self.meets:
+            self._spawn("replay-2", self.replay_often)
         if "stream" in self.moves:
             self._spawn("stream-1", self.stream)
             self._spawn("stream-2", self.stream)
@@ -135,11 +140,33 @@ class MovesWorld(ArchivesWorld):
 
     # Its values.
 
+    @property
+    def meets(self) -> bool:
+        """Whether updates of dead letters meet replays of them."""
+        return "update" in self.moves and "replay" in self.kinds
+
+    def replay_often(self) -> None:
+        """Replay dead letters that stay dead, so that files of replays have them."""
+        home = self.home()
+        for _ in range(15):
+            home.context.clock.sleep(self.random.uniform(0, 4))
+            with self.tolerating(NotFoundError):
+                how = ReplayOptions(parser=FIRST_KIND, stop=self.stop())
+                replay(home.context, find_archive(home.context, "day"), how, LocalWorkers(1))
+                self.done.replays += 1
+
+    def dead_ids(self) -> list[str]:
+        """The newest ids of events that are dead letters at first."""
+        events = self.truth.events
+        values = {each: events[places[0]].value for each, places in self.truth.by_id.items()}
+        return [each for each, value in values.items() if (value or b"").endswith(b"=b")][-3:]
+
     def update(self) -> None:
         home = self.home()
-        for _ in range(6):
-            home.context.clock.sleep(self.random.uniform(0, 8))
-            for event_id in self.some_ids(1):
+        for _ in range(12 if self.meets else 6):
+            home.context.clock.sleep(self.random.uniform(0, 4 if self.meets else 8))
+            near = self.dead_ids() if self.meets else []
+            for event_id in [self.random.choice(near)] if near else self.some_ids(1):
                 self.values.pop(event_id, None)  # until the next one is carried out
                 with self.tolerating(InvalidError, NotFoundError, ConflictError):
                     value = self.next_value(event_id)
@@ -148,10 +175,14 @@ class MovesWorld(ArchivesWorld):
                     self.done.updated += 1
 
     def next_value(self, event_id: str) -> bytes:
-        """Another value of an event, of the same kind, some milliseconds later."""
+        """Another value of an event, of the same kind, some milliseconds later; none twice."""
         (place,) = self.truth.by_id[event_id]
         first, time_ms, kind = (self.truth.events[place].value or b"").decode().split("=")
-        return f"{first}={int(time_ms) + self.random.randrange(1, 900)}={kind}".encode()
+        while True:
+            value = f"{first}={int(time_ms) + self.random.randrange(1, 900)}={kind}".encode()
+            if value not in self.given:
+                self.given.add(value)
+                return value
 
     # A stream of its source.
 
