@@ -307,8 +307,8 @@ def test_an_event_that_no_schema_took_names_no_file(home: Home) -> None:
     settings = {"schema": "n BIGINT", "strict": True}
     archive = an_archive(home, "typed", format_settings=settings)
     drive(home, archive)
-    mended = ArchiveFormat(format_settings={**settings, "strict": False})
-    archive = msgspec.structs.replace(archive, formats={1: mended})
+    corrected = ArchiveFormat(format_settings={**settings, "strict": False})
+    archive = msgspec.structs.replace(archive, formats={1: corrected})
     assert replay(home.context, archive, ReplayOptions(), LocalWorkers()).replayed == 1
     names = [info.key.rpartition("_")[2] for info in home.store.list(f"{archive.folder()}/")]
     assert names == [f"{0:020}.parquet", f"{1:020}.parquet"]
@@ -437,8 +437,8 @@ def test_files_of_dead_letters_that_overlap_are_tried_together(
     ]
     assert dead == [n for n in range(300) if n % 3]
     assert verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True)).problems == []
-    mended = ArchiveFormat(parser=AT, format_settings={"schema": "n STRING"})
-    archive = msgspec.structs.replace(archive, formats={1: mended})
+    corrected = ArchiveFormat(parser=AT, format_settings={"schema": "n STRING"})
+    archive = msgspec.structs.replace(archive, formats={1: corrected})
     done = replay(home.context, archive, ReplayOptions(), LocalWorkers())
     assert (done.tried, done.replayed, done.dead) == (200, 100, 100)
     dead = [

@@ -266,7 +266,7 @@ class ArchivesHome(HomeWorld):
         return self.follower(self.random.randint(1, 12), self.random.choice([1, 3_000]))
 
     def follower(self, looks: int, max_age_ms: int) -> dict[str, Any]:
-        """How a driver runs that follows its source, until it has looked so many times."""
+        """The options of a driver that follows its source. It stops after so many looks."""
         stop = self.stop()
 
         def look(*_: Any) -> None:

@@ -198,7 +198,7 @@ def json_problem(line: bytes, error: Exception) -> str:
 
 
 def _event_problem(line: bytes, error: Exception) -> str:
-    """Returns why a line is no event, with the fields that one has where these are wrong."""
+    """Returns why a line is no event. For a wrong field, it lists the fields that are known."""
     text = json_problem(line, error)
     if "unknown field" in text or "missing required field `value`" in text:
         return f'{text}: give {{"value": …}}, with key, id, timestamp, type or headers beside it'
