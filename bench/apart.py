@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -70,12 +71,33 @@ class Usage:
     def __init__(self) -> None:
         self.peak_mib = 0.0
         self.cpu_s = 0.0
+        self.seconds = 0.0
+
+    @property
+    def cores(self) -> float:
+        """How many cores were at work, on average."""
+        return self.cpu_s / self.seconds
+
+
+@contextlib.contextmanager
+def measured(pid: int) -> Iterator[Usage]:
+    """Look at a process tree before and after the body, without its peak of memory.
+
+    This takes no time of the cores, of which :func:`watched` takes some.
+    """
+    usage, began, before = Usage(), time.perf_counter(), spent(pid)[1]
+    try:
+        yield usage
+    finally:
+        usage.seconds = time.perf_counter() - began
+        usage.cpu_s = spent(pid)[1] - before
 
 
 @contextlib.contextmanager
 def watched(pid: int) -> Iterator[Usage]:
     """Look at a process tree all the time while the body runs; what it used is known at the end."""
     usage, ended = Usage(), threading.Event()
+    began = time.perf_counter()
     before, after = spent(pid)[1], 0.0
 
     def watch() -> None:
@@ -93,6 +115,7 @@ def watched(pid: int) -> Iterator[Usage]:
     try:
         yield usage
     finally:
+        usage.seconds = time.perf_counter() - began
         ended.set()
         thread.join()
         look()
@@ -114,6 +137,21 @@ def spent(pid: int) -> tuple[int, float]:
     # Ticks of a process and of its children that have ended; resident pages.
     ticks = sum(int(tick) for stat in stats for tick in stat[11:15])
     return sum(int(stat[21]) for stat in stats) * _PAGE, ticks / _TICKS
+
+
+def cores_note(used: Sequence[Usage], server: Sequence[Usage] = ()) -> str:
+    """How many cores a contender used, and its server on the same machine.
+
+    Where both use all cores, no further task can make it faster.
+    """
+    note = f"{_cores(used):.1f}"
+    if server:
+        note += f" + {_cores(server):.1f} of the server"
+    return f"{note} of {os.cpu_count()} cores"
+
+
+def _cores(used: Sequence[Usage]) -> float:
+    return statistics.median(each.cores for each in used)
 
 
 def timed(call: Callable[[], Any]) -> float:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from bench.apart import Usage, cores_note, measured
 from bench.log import VALUES
 from bench.measure import scratch
 from bench.rates import Rate, against, contest
@@ -41,28 +42,40 @@ def run() -> list[Rate]:
             works = {"verify --deep": _verify(archive), "proof of an erasure": _prove(home)}
             alone = _contest(works, None)
             cores = {each: _contest(works, each) for each in (ONE_CORE, TWO_CORES)}
-    load = os.getloadavg()[0]
     rates = []
     for number, rate in enumerate(alone):
         one, two = cores[ONE_CORE][number], cores[TWO_CORES][number]
-        again = Rate(f"{two.what}, again", list(two.rounds))
+        again = Rate(f"{two.what}, again", list(two.rounds), note=two.note)
         rates += [rate, one, against(two, rate, 1.6), against(again, one, 1.6)]
     for rate in rates:
-        rate.unit, rate.note = "MB/s", f"load average {load:.1f}"
+        rate.unit = "MB/s"
     return rates
 
 
 def _contest(works: dict[str, Timed], master: str | None) -> list[Rate]:
     """Runs the works in one process or on a session of its own: a process has one at a time."""
     session = None if master is None else open_session(master, "bench")
-    named: dict[str, Callable[[], float]] = {
-        f"{what}, {master or 'one process'}": functools.partial(timed, master)
-        for what, timed in works.items()
-    }
-    rates = list(contest(named, ROUNDS).values())
+    used: dict[str, list[Usage]] = {}
+
+    def noted(name: str, timed: Timed) -> float:
+        with measured(os.getpid()) as usage:
+            rate = timed(master)
+        used.setdefault(name, []).append(usage)
+        return rate
+
+    rates = contest(
+        {
+            name: functools.partial(noted, name, timed)
+            for what, timed in works.items()
+            if (name := f"{what}, {master or 'one process'}")
+        },
+        ROUNDS,
+    )
     if session is not None:
         session.stop()
-    return rates
+    for name, rate in rates.items():
+        rate.note = cores_note(used[name][1:])
+    return list(rates.values())
 
 
 def _fill(home: Home) -> ArchiveHandle:

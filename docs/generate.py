@@ -20,6 +20,7 @@ from mkdocs.structure.pages import Page
 from tidelog.cli.main import cli
 from tidelog.model.schema import OBJECTS, ROWS
 from tidelog.server.api.openapi import description
+from tidelog.server.api.openapi_parts import COMMON_ERRORS, limits_text
 from tidelog.server.options import ServeOptions
 
 ROOT = Path(__file__).parent.parent
@@ -68,16 +69,44 @@ def http_routes() -> str:
     for path, methods in api["paths"].items():
         for method, operation in methods.items():
             lines += [f"## {method.upper()} {path}", "", operation.get("summary", ""), ""]
-            if operation.get("description"):
-                lines += [operation["description"], ""]
+            if "x-scope" in operation:
+                lines += [f"Scope: `--{operation['x-scope']}`.", ""]
             lines += parameter_lines(operation.get("parameters", []))
-            lines += ["| status | meaning |", "|---|---|"]
-            for status, answer in operation["responses"].items():
-                named = answer.get("$ref", "").rpartition("/")[2]
-                whole = api["components"]["responses"][named] if named else answer
-                lines.append(f"| {status} | {whole.get('description', '')} |")
-            lines.append("")
+            body = operation.get("requestBody")
+            if body:
+                kinds = ", ".join(f"`{kind}`" for kind in body["content"])
+                lines += [f"Body: {kinds}. {body['description']}", ""]
+                lines += example_lines(body["content"])
+            shown = {
+                status: api["components"]["responses"][status] if "$ref" in answer else answer
+                for status, answer in operation["responses"].items()
+                if status not in COMMON_ERRORS
+            }
+            lines += status_lines(shown)
+            for answer in shown.values():
+                lines += example_lines(answer["content"])
+    errors = {status: api["components"]["responses"][status] for status in COMMON_ERRORS}
+    lines += ["## Errors", "", "Every operation can return these:", "", *status_lines(errors)]
     return "\n".join(lines)
+
+
+def status_lines(answers: dict[str, dict[str, Any]]) -> list[str]:
+    lines = ["| status | meaning |", "|---|---|"]
+    return [
+        *lines,
+        *(f"| {status} | {each['description']} |" for status, each in answers.items()),
+        "",
+    ]
+
+
+def example_lines(content: dict[str, dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for each in content.values():
+        if "example" in each:
+            value = each["example"]
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            lines += ["```json", text, "```", ""]
+    return lines
 
 
 def parameter_lines(parameters: list[dict[str, Any]]) -> list[str]:
@@ -86,6 +115,8 @@ def parameter_lines(parameters: list[dict[str, Any]]) -> list[str]:
     lines = ["| parameter | in | meaning |", "|---|---|---|"]
     for each in parameters:
         said = each.get("description") or each.get("schema", {}).get("description", "")
+        more = limits_text(each["schema"])
+        said += f" ({more})" if more else ""
         lines.append(f"| `{each['name']}` | {each['in']} | {said} |")
     return [*lines, ""]
 

@@ -194,5 +194,5 @@ def test_json_goes_in_and_comes_out(home: Home) -> None:
     assert (sent.json(), sent.time, sent.type) == ({"amount": 12}, moment, "paid")
     plain = home.get("orders", "o-2")
     assert plain.time == moment
-    with pytest.raises(InvalidError, match="not valid JSON"):
+    with pytest.raises(InvalidError, match=f"event `{plain.position}`: its value is not"):
         plain.json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import functools
 import inspect
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import tidelog
+from tidelog import aio
+from tidelog.connectors.sink import Lot
 from tidelog.home import create_home
 from tidelog.settings import load_settings
 
@@ -27,6 +30,7 @@ ORDERS = [
 
 def public_members() -> Iterator[tuple[str, object]]:
     """Yields all that is public, and the methods and properties of what is a class."""
+    yield from ((f"aio.{name}", getattr(aio, name)) for name in aio.__all__)
     for name in tidelog.__all__:
         found = getattr(tidelog, name)
         yield name, found
@@ -42,7 +46,8 @@ WITH_EXAMPLES = [
     *(tidelog.Home, tidelog.Producer, tidelog.SendFuture, tidelog.Consumer, tidelog.Consumers),
     *(tidelog.ConsumerHandle, tidelog.Archives, tidelog.ArchiveHandle, tidelog.ArchiveTables),
     *(tidelog.Pumps, tidelog.PumpHandle, tidelog.Playbacks, tidelog.Tokens, tidelog.Jobs),
-    *(tidelog.Share, tidelog.Fate, tidelog.Proof),
+    *(tidelog.Share, tidelog.Fate, tidelog.Proof, tidelog.Stream, tidelog.Scribe, tidelog.Event),
+    tidelog.Forwarder,
 ]
 """What people work with; other types are what calls take and return."""
 
@@ -57,6 +62,25 @@ def examples() -> list[doctest.DocTest]:
         ):
             found.append(parser.get_doctest(text, {}, name, None, 0))
     return [each for each in found if each.examples]
+
+
+class Target:
+    """A target of a forwarder that acknowledges everything."""
+
+    lot_events = 100
+    lot_bytes = None
+
+    def check(self, event: tidelog.Event, now_ms: int) -> None:
+        """Accepts every event."""
+
+    def put(self, lot: Lot) -> None:
+        """Acknowledges a lot."""
+
+    def reached(self) -> int:
+        return 0
+
+    def close(self, failed: bool = False) -> None:
+        """Does nothing: nothing is open."""
 
 
 @pytest.fixture
@@ -84,6 +108,14 @@ def test_every_public_method_has_an_example(kind: type) -> None:
     assert without == []
 
 
+def test_every_public_function_has_an_example() -> None:
+    functions = [name for name in tidelog.__all__ if inspect.isfunction(getattr(tidelog, name))]
+    assert {"open", "create_home", "adopt_home", "read_file"} <= set(functions)
+    named = [(name, getattr(tidelog, name)) for name in functions]
+    named += [(f"aio.{name}", getattr(aio, name)) for name in aio.__all__ if name[0].islower()]
+    assert [name for name, each in named if ">>>" not in (inspect.getdoc(each) or "")] == []
+
+
 @pytest.mark.parametrize("example", examples(), ids=lambda each: each.name)
 def test_example_runs(
     example: doctest.DocTest,
@@ -96,7 +128,9 @@ def test_example_runs(
     if example.name.startswith(("Consumer.", "Producer.", "SendFuture.")):
         names["consumer"] = home.consumer("orders", "billing")
         names["producer"] = home.producer("orders")
-    example.globs = {"tidelog": tidelog, **names}
+    if example.name.startswith("Forwarder."):
+        names["forwarder"] = tidelog.Forwarder("kinesis://clicks", Target)
+    example.globs = {"tidelog": tidelog, "aio": aio, "asyncio": asyncio, **names}
     said: list[str] = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
     assert not said, "".join(said)

@@ -36,6 +36,13 @@ PARTICIPLES = (  # a participle says what happened to a thing that it does not n
     ),
     *("proving", "asking", "choosing", "amended", "planned", "named", "keyed", "known", "mended"),
 )
+IMPERATIVES = re.compile(
+    "add|append|archive|ask|begin|bring|build|change|check|close|compare|compile|copy|count|create"
+    "|decide|delete|do|drive|end|erase|find|forget|get|give|have|hide|let|list|make|move|notify"
+    "|open|parse|play|publish|put|raise|reach|read|refuse|remove|replace|return|run|search|send"
+    "|set|start|stop|store|take|try|update|wait|write|yield",
+    re.IGNORECASE,
+)
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|misc|manager|impl|base_impl)($|_)")
 
 
@@ -94,6 +101,18 @@ def test_module_shape(path: Path) -> None:
         own = [argument for argument in taken if argument.arg not in ("self", "cls")]
         allowed = LONG_SIGNATURES.get(function.name, PARAMETERS_MAX)
         assert len(own) <= allowed, f"{function.name} takes {len(own)} parameters"
+
+
+@of_each([path for path in SOURCES if "cli" not in path.parts])
+def test_docstrings_say_what_a_function_does(path: Path) -> None:
+    """``Returns …``, not ``Return …``: one manner everywhere, except in help texts of commands."""
+    opened = {
+        function.name: doc.split()[0]
+        for function in functions(parsed(path))
+        if (doc := ast.get_docstring(function))
+    }
+    wrong = {name: word for name, word in opened.items() if IMPERATIVES.fullmatch(word)}
+    assert wrong == {}
 
 
 @of_each(SOURCES + TESTS)
@@ -294,7 +313,7 @@ TYPED_READERS = {  # files whose `to_pylist` is on columns of ours, or on whole 
     "codec/formats/sequence.py": 4,
     "erasure/proof_search.py": 1,
     "erasure/matcher.py": 1,
-    "erasure/known_objects.py": 1,  # checkpoints of Delta have no times
+    "erasure/metadata_objects.py": 1,  # checkpoints of Delta have no times
     "spark/workers.py": 2,
     "archive/delta.py": 3,
     "cli/commands/archive_look.py": 3,

@@ -76,6 +76,13 @@ def adopt_home(
     Idempotent, and safe to kill at any point. Does nothing to a home that is where it was created.
     Raises ``InvalidError`` if the home shares a half with its original, if ``moved`` is set and the
     original is still there, and if the catalog is missing or empty.
+
+    >>> import shutil
+    >>> tidelog.create_home("./original")[0].close()
+    >>> _ = shutil.copytree("original", "copy")
+    >>> adopted = tidelog.adopt_home("./copy")
+    >>> adopted.id != adopted.was
+    True
     """
     world = world or real_world()
     settings = load_settings(None if home is None else os.fspath(home), world.environ, world.folder)
@@ -155,7 +162,7 @@ def _is_of(stored: bytes, home_id: str) -> bool:
 
 def _detached(context: Context) -> Iterator[str]:
     """Yields, in words, everything that reaches outside and belongs to another home."""
-    own = context.standing
+    own = context.identity
     for topic in list_topics(context):
         if topic.notify and not own.owns(topic.home):
             targets = ", ".join(map(shown_target, topic.notify))

@@ -1,6 +1,6 @@
 """Producers, consumers, tails and playbacks for asyncio.
 
-::
+For example:
 
     import tidelog
     from tidelog import aio
@@ -46,19 +46,41 @@ _BATCH = 500  # events of a playback that are fetched by one call
 
 
 def producer(home: Home, topic: str, name: str | None = None) -> AsyncProducer:
-    """Returns a producer for asyncio; ``home.producer`` explains the arguments."""
+    """Returns a producer for asyncio; ``home.producer`` explains the arguments.
+
+    >>> async def append() -> int:
+    ...     async with aio.producer(home, "orders") as producer:
+    ...         return (await producer.send(b"one more")).offset
+    >>> asyncio.run(append())
+    3
+    """
     return AsyncProducer(home.producer(topic, name))
 
 
 def consumer(home: Home, topic: str, name: str, start: Start = "earliest") -> AsyncConsumer:
-    """Returns a member of a consumer for asyncio; ``home.consumer`` explains the arguments."""
+    """Returns a member of a consumer for asyncio; ``home.consumer`` explains the arguments.
+
+    >>> async def handle() -> list[str]:
+    ...     async with aio.consumer(home, "orders", "billing") as consumer:
+    ...         events = await consumer.poll()
+    ...         await consumer.commit()
+    ...         return [event.id for event in events]
+    >>> asyncio.run(handle())
+    ['order-1', 'order-2', 'order-3']
+    """
     return AsyncConsumer(home.consumer(topic, name, start))
 
 
 async def playback(
     home: Home, topic: str, start: Time = None, end: Time = None
 ) -> AsyncIterator[Event]:
-    """Yields the events of ``[start, end)`` by time; by default those of the last 15 minutes."""
+    """Yields the events of ``[start, end)`` by time; by default those of the last 15 minutes.
+
+    >>> async def play() -> list[str]:
+    ...     return [event.id async for event in aio.playback(home, "orders", "2026-11-01")]
+    >>> asyncio.run(play())
+    ['order-1', 'order-2', 'order-3']
+    """
     async with _Calls() as calls:
         events = await calls.make(home.playback, topic, start, end)
         while batch := await calls.make(list, itertools.islice(events, _BATCH)):
@@ -70,6 +92,15 @@ async def tail(home: Home, topic: str, *, wait_s: float = 1.0) -> AsyncIterator[
     """Yields events as they are appended, for ever; ``home.tail`` explains the arguments.
 
     It begins with the events that are appended after its first step.
+
+    >>> async def first() -> bytes:
+    ...     events = aio.tail(home, "orders", wait_s=0.01)
+    ...     waiting = asyncio.ensure_future(anext(events))
+    ...     while not waiting.done():
+    ...         await asyncio.to_thread(home.append, "orders", [tidelog.Event(b"one more")])
+    ...     return (await waiting).value
+    >>> asyncio.run(first())
+    b'one more'
     """
     async with _Calls() as calls:
         tail = await calls.make(Tail, home, topic)

@@ -59,6 +59,7 @@ from tidelog.backends import real_world
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.home import Home, World, open_home
 from tidelog.log.consumer.consumer import Consumer
+from tidelog.log.consumer.handler import ReadOnceResult
 from tidelog.log.consumer.leases import Start, read_lease
 from tidelog.log.notifier import Notification
 from tidelog.log.producer.idempotent_append import append_once
@@ -189,14 +190,14 @@ class _Call:
             if result["busy"]:
                 result = self._wait(max_events, counted)
         except _TimeOver:
-            result = {"done": False, "busy": False}
+            result = {"events_read": read, "done": False, "busy": False}
         is_notified = not result["done"] and not result["busy"]
         if is_notified:
             self._home.notify(*self._wanted)
         done = {"events_read": read, "done": result["done"], "busy": result["busy"]}
         return {**self._wanted._asdict(), **done, "notified_again": is_notified}
 
-    def _wait(self, max_events: int, handle: Callable[[Event], object]) -> dict[str, Any]:
+    def _wait(self, max_events: int, handle: Callable[[Event], object]) -> ReadOnceResult:
         """Step 3; returns the result of a read, or that another reader is alive."""
         clock = self._home.context.clock
         end_s = clock.monotonic_s() + 2 * self._home.settings.lease_ttl_ms / 1000
@@ -486,7 +487,7 @@ def _said(status: int, kind: str, message: str) -> dict[str, Any]:
     return {"statusCode": status, "headers": headers, "body": body, "isBase64Encoded": False}
 
 
-class _Asked(msgspec.Struct, forbid_unknown_fields=True):
+class _PlaybackCall(msgspec.Struct, forbid_unknown_fields=True):
     topic: str | None = None
     start: str | int | None = None
     end: str | int | None = None
@@ -508,9 +509,9 @@ def playback_handler(
 
     def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         try:
-            asked = decode_json(msgspec.json.encode(dict(event)), _Asked)
+            asked = decode_json(msgspec.json.encode(dict(event)), _PlaybackCall)
         except msgspec.MsgspecError as exc:
-            names = ", ".join(_Asked.__struct_fields__)
+            names = ", ".join(_PlaybackCall.__struct_fields__)
             raise InvalidError(f"playback function: {exc}: give {names}") from exc
         what, where = asked.topic or topic, asked.to or to
         if what is None or where is None:

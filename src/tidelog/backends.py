@@ -181,7 +181,7 @@ def location_of(world: World, store: Store, catalog: Catalog) -> Location:
 
 
 def context_of(
-    settings: Settings, world: World, store: Store, catalog: Catalog, standing: HomeIdentity
+    settings: Settings, world: World, store: Store, catalog: Catalog, identity: HomeIdentity
 ) -> Context:
     """Returns the context of a home that these settings open."""
     remote_store = not store.url.startswith(("file:", "memory:"))
@@ -196,7 +196,7 @@ def context_of(
         backoff=settings.backoff(),
         processes=LocalProcesses(),
         spans=world.spans,
-        standing=standing,
+        identity=identity,
         commits_at_once=_REMOTE_COMMITS if remote_catalog else 1,
         environ=world.environ,
         settings=settings,
@@ -272,8 +272,8 @@ def _opened(
     """Returns the context, which knows whether the home is a copy."""
     store, catalog = halves
     is_copy = identity.is_copy(location_of(world, store, catalog))
-    standing = HomeIdentity(identity.id, str(identity.location) if is_copy else "")
-    return replace(context_of(settings, world, store, catalog, standing), meter=meter)
+    own = HomeIdentity(identity.id, str(identity.location) if is_copy else "")
+    return replace(context_of(settings, world, store, catalog, own), meter=meter)
 
 
 def _find_catalog(

@@ -135,7 +135,7 @@ class Context:
     wakeups: Wakeups = field(default_factory=Wakeups)
     processes: Processes = field(default_factory=NoProcesses)
     spans: Spans = field(default_factory=NoSpans)
-    standing: HomeIdentity = field(default_factory=HomeIdentity)
+    identity: HomeIdentity = field(default_factory=HomeIdentity)
     commits_at_once: int = 1  # commits of one flush that run in parallel, one per partition
     environ: Mapping[str, str] = field(default_factory=dict)  # the environment of the process
     meter: Meter = field(default_factory=Meter)  # of the store: requests, bytes, time
@@ -146,7 +146,7 @@ class Context:
     @property
     def home_id(self) -> str:
         """Returns the id of the home; empty for a context that a test assembled."""
-        return self.standing.id
+        return self.identity.id
 
     @property
     def config(self) -> str:

@@ -51,10 +51,10 @@ class TidelogError(Exception):
 
     kind: ClassVar[str] = "tidelog"
 
-    def __init__(self, message: str, **context: Any) -> None:
+    def __init__(self, message: str, **context: object) -> None:
         super().__init__(message)
         self.message = message
-        self.context = context
+        self.context: dict[str, Any] = context
 
     def __str__(self) -> str:
         return self.message
@@ -62,7 +62,7 @@ class TidelogError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.context))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, dict[str, object]]:
         """Returns the error as JSON; the command line and HTTP use the same shape."""
         return {"error": {"kind": self.kind, "message": self.message, "context": self.context}}
 
@@ -78,7 +78,7 @@ class ConflictError(TidelogError):
     kind = "conflict"
 
     def __init__(
-        self, message: str, *, rows: Mapping[str, Any] | None = None, **context: Any
+        self, message: str, *, rows: Mapping[str, object] | None = None, **context: object
     ) -> None:
         super().__init__(message, **context)
         self.rows: Mapping[str, Any] = dict(rows or {})
@@ -130,16 +130,19 @@ class PartialAppendError(TidelogError):
 
     @property
     def positions(self) -> list[Any]:
+        """Returns the position of each event; None for one that is not known to be stored."""
         stored: list[Any] = self.context["positions"]
         return stored
 
     @property
     def unknown(self) -> list[int]:
+        """Returns the indexes of events that may or may not be stored."""
         found: list[int] = self.context.get("unknown", [])
         return found
 
     @property
     def remainder(self) -> list[int]:
+        """Returns the indexes of events that are certainly not stored."""
         unknown = set(self.unknown)
         return [
             index

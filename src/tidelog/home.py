@@ -96,7 +96,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         >>> home.copy_of
         ''
         """
-        return self.context.standing.copy_of
+        return self.context.identity.copy_of
 
     @property
     def store(self) -> Store:
@@ -153,7 +153,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         return Pumps(self.context)
 
     def stream(self, source: str) -> Stream:
-        """Return a stream of a source's events to a Python handler, without a topic in between.
+        """Returns a stream of a source's events to a Python handler, without a topic in between.
 
         >>> home.stream("topic:orders").run(len, name="count", batch=True, until_caught_up=True)
         3
@@ -176,7 +176,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
     # Writing and reading.
 
     def producer(self, topic: str, name: str | None = None) -> Producer:
-        """Return a producer; one with a name is idempotent over restarts, and fences older ones.
+        """Returns a producer; one with a name is idempotent over restarts, and fences older ones.
 
         >>> with home.producer("orders") as producer:
         ...     producer.send(b"one more").result().offset
@@ -195,7 +195,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         expected_offset: int | None = None,
         if_absent: bool = False,
     ) -> Positions:
-        """Store many events, ``Event`` objects or an Arrow table, and return their positions.
+        """Stores many events, ``Event`` objects or an Arrow table, and returns their positions.
 
         They are durable on return. With ``if_absent`` they go to the partitions of their ids;
         raises ``AlreadyExistsError`` if the topic has events with these. ``expected_offset`` stores
@@ -214,7 +214,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         return append_absent(self.context, lookup, producer.checked(events), producer.append)
 
     def append_once(self, topic: str, key: str, events: Sequence[Event]) -> Positions:
-        """Store events unless an earlier call with this key has; returns their positions.
+        """Stores events unless an earlier call with this key has; returns their positions.
 
         For callers that retry after a lost reply. Raises ``AlreadyExistsError`` if the key was used
         for other events, and ``PartialAppendError`` if only some are stored: a retry with the same
@@ -230,11 +230,11 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         return append_once(self.context, found, key, events)
 
     def _append_own(self, topic: str, events: list[Event]) -> Positions:
-        """Store what Tidelog itself writes to a topic, with the room that its additions have."""
+        """Stores what Tidelog itself writes to a topic, with the room that its additions have."""
         return self._shared_producer(topic).append_own(events)
 
     def consumer(self, topic: str, name: str, start: Start = "earliest") -> Consumer:
-        """Return a member of a named consumer, which joins at its first poll.
+        """Returns a member of a named consumer, which joins at its first poll.
 
         ``start`` says where the consumer begins the first time: ``earliest``, ``latest``, an
         offset, or a time, which may be relative, such as ``-15m``.
@@ -248,7 +248,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         return self._give(Consumer(self.context, found, name, start, self._pool, self._append_own))
 
     def consumers(self, topic: str) -> Consumers:
-        """Return the consumers of a topic, to list, seek and delete them.
+        """Returns the consumers of a topic, to list, seek and delete them.
 
         >>> with home.consumer("orders", "billing") as consumer:
         ...     _ = consumer.poll()
@@ -258,7 +258,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         return Consumers(self.context, self.topic(topic), self.consumer)
 
     def lag(self, topic: str) -> list[Lag]:
-        """Return how far each consumer of a topic is behind, partition by partition.
+        """Returns how far each consumer of a topic is behind, partition by partition.
 
         >>> home.lag("orders")
         []
@@ -268,7 +268,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         return [lag for name in names for lag in consumer_lag(self.context, found, name)]
 
     def delete_consumer(self, topic: str, name: str, *, force: bool = False, who: str = "") -> None:
-        """Delete a consumer with its cursors, so that trims and deletes do not wait for it.
+        """Deletes a consumer with its cursors, so that trims and deletes do not wait for it.
 
         Raises ``NotFoundError``, and ``InvalidError`` while a member is alive, unless ``force``: a
         member that continues then begins again, as a new consumer does. Waits up to 1.5 times
@@ -309,7 +309,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         name: str | None = None,
         **options: Unpack[PlayOptions],
     ) -> Iterator[Event] | PlaybackResult:
-        """Return the events of ``[start, end)`` by time, or play them to another place.
+        """Returns the events of ``[start, end)`` by time, or plays them to another place.
 
         By default the last 15 minutes; ``earliest`` to ``latest`` are all events. ``to`` is
         ``topic:NAME``, ``file:PATH``, ``http(s)://…``, ``kafka://host/TOPIC`` or
@@ -351,7 +351,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
     def playback_arrow(
         self, topic: str, start: Time = None, end: Time = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the events of ``[start, end)`` by time, as Arrow batches in event columns.
+        """Yields the events of ``[start, end)`` by time, as Arrow batches in event columns.
 
         >>> batches = home.playback_arrow("orders", "2026-11-01", "2026-12-01")
         >>> sum(batch.num_rows for batch in batches)
@@ -369,7 +369,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         return turn.ArchiveTurns(context, how)
 
     def close(self) -> None:
-        """Close what was opened from here, flushing what is under way; raises what failed.
+        """Closes what was opened from here, flushing what is under way; raises what failed.
 
         >>> home.close()
         """
@@ -464,11 +464,15 @@ def _close_quietly(producer: Producer) -> None:
 
 
 def open_home(home: str | os.PathLike[str] | None = None, *, world: World | None = None) -> Home:
-    """Open a home: a folder, a config string, ``memory:``, or None for where the settings point.
+    """Opens a home: a folder, a config string, ``memory:``, or None for where the settings point.
 
     The default home is created on first use. Create any other with :func:`create_home` or
     ``tidelog init``; without it ``NotFoundError`` is raised. A store and a catalog of different
     homes, or a home that needs newer code, raise ``InvalidError``.
+
+    >>> with tidelog.open("memory:") as home:
+    ...     home.topics()
+    []
     """
     world = world or real_world()
     return Home(open_context(home, world=world), world)
@@ -480,11 +484,16 @@ def create_home(
     world: World | None = None,
     create_catalog: bool = True,
 ) -> tuple[Home, bool]:
-    """Create a home where there is none; the home, and whether it is new.
+    """Creates a home where there is none; returns the home, and whether it is new.
 
     ``home`` is a folder, a config string, or settings. Idempotent, also when several processes do
     it at once or one died on the way. ``create_catalog`` makes the catalog's file or table where it
     is missing.
+
+    >>> home, is_new = tidelog.create_home("./sales")
+    >>> is_new
+    True
+    >>> home.close()
     """
     world = world or real_world()
     settings = home

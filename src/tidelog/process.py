@@ -43,6 +43,7 @@ __all__ = [
     "check_process",
     "create_file",
     "create_folder",
+    "describe_process",
     "locked_folder",
     "match_owner",
 ]
@@ -68,6 +69,13 @@ class Processes(Protocol):
     def is_dead(self, mark: str) -> bool:
         """Returns True only if that process has certainly ended."""
         ...
+
+
+def describe_process(mark: str) -> str:
+    """Returns the host and process of a mark: ``vm/…|31864|…`` is ``vm, process 31864``."""
+    where, _, rest = mark.partition("|")
+    number = rest.partition("|")[0]
+    return f"{where.partition('/')[0]}, process {number}" if number else where
 
 
 class NoProcesses:

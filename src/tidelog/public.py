@@ -3,6 +3,7 @@
 ``tidelog.__all__`` lists all public names.
 """
 
+from tidelog.adoption import Adoption as Adoption
 from tidelog.api.append_lines import LineCounts as LineCounts
 from tidelog.api.append_lines import LineOptions as LineOptions
 from tidelog.api.archive_runs import ArchiveRunOptions as ArchiveRunOptions
@@ -28,6 +29,8 @@ from tidelog.api.load_test import LoadPlan as LoadPlan
 from tidelog.api.load_test import LoadReport as LoadReport
 from tidelog.api.load_test import load_test as load_test
 from tidelog.api.maintenance import EraseOptions as EraseOptions
+from tidelog.api.maintenance import ProveOptions as ProveOptions
+from tidelog.api.maintenance import TrimOptions as TrimOptions
 from tidelog.api.pipelines import PumpFields as PumpFields
 from tidelog.api.pipelines import PumpHandle as PumpHandle
 from tidelog.api.pipelines import PumpRunOptions as PumpRunOptions
@@ -53,13 +56,19 @@ from tidelog.archive.redo import RedoPlan as RedoPlan
 from tidelog.archive.status import ArchiveStatus as ArchiveStatus
 from tidelog.archive.status import Limits as Limits
 from tidelog.archive.status import PartitionStatus as PartitionStatus
+from tidelog.archive.status import WaitingTimes as WaitingTimes
 from tidelog.archive.table_files import TableStatus as TableStatus
 from tidelog.archive.tables import RegisterResult as RegisterResult
 from tidelog.archive.verify import ArchiveVerifyReport as ArchiveVerifyReport
 from tidelog.archive.verify_checks import Problem as Problem
 from tidelog.connectors.forward import Forwarder as Forwarder
 from tidelog.connectors.forward import open_forwarder as open_forwarder
+from tidelog.coordination.audit import Action as Action
+from tidelog.coordination.audit import AuditedEvent as AuditedEvent
+from tidelog.coordination.audit import AuditedProof as AuditedProof
+from tidelog.coordination.audit import AuditedSource as AuditedSource
 from tidelog.coordination.audit import AuditRecord as AuditRecord
+from tidelog.coordination.audit import Why as Why
 from tidelog.coordination.jobs import JobRecord as JobRecord
 from tidelog.coordination.jobs import Jobs as Jobs
 from tidelog.coordination.jobs import SupervisedPart as SupervisedPart
@@ -67,9 +76,11 @@ from tidelog.coordination.tokens import Tokens as Tokens
 from tidelog.erasure.delete import DeleteResult as DeleteResult
 from tidelog.erasure.from_archives import ErasedFromArchives as ErasedFromArchives
 from tidelog.erasure.proof import Proof as Proof
+from tidelog.erasure.proof import SearchedPlace as SearchedPlace
 from tidelog.erasure.proof import Trace as Trace
 from tidelog.erasure.rewrite import ArchiveErasure as ArchiveErasure
 from tidelog.erasure.updates import ArchiveUpdate as ArchiveUpdate
+from tidelog.journal.amend import Amender as Amender
 from tidelog.journal.amend import AmendResult as AmendResult
 from tidelog.journal.compile import CompileReport as CompileReport
 from tidelog.journal.compile_policy import CompilePolicy as CompilePolicy
@@ -86,8 +97,10 @@ from tidelog.log.consumer.handler import Fate as Fate
 from tidelog.log.consumer.handler import FateError as FateError
 from tidelog.log.consumer.handler import HandlerOptions as HandlerOptions
 from tidelog.log.consumer.handler import HandlerSettings as HandlerSettings
+from tidelog.log.consumer.handler import ReadOnceResult as ReadOnceResult
 from tidelog.log.consumer.handler import Share as Share
 from tidelog.log.consumer.move import CursorMove as CursorMove
+from tidelog.log.maintenance.sweep import SkippedTopic as SkippedTopic
 from tidelog.log.maintenance.sweep import SweepReport as SweepReport
 from tidelog.log.maintenance.trim import BeforeTime as BeforeTime
 from tidelog.log.maintenance.trim import KeepBytes as KeepBytes
@@ -95,19 +108,31 @@ from tidelog.log.maintenance.trim import ToOffsets as ToOffsets
 from tidelog.log.maintenance.trim import TrimResult as TrimResult
 from tidelog.log.maintenance.trim import TrimTo as TrimTo
 from tidelog.log.maintenance.verify import VerifyReport as VerifyReport
+from tidelog.log.maintenance.verify_bytes import Finding as Finding
 from tidelog.log.producer.flush import SendFuture as SendFuture
 from tidelog.log.producer.producer import Producer as Producer
 from tidelog.log.status import Lag as Lag
+from tidelog.log.status import MemberState as MemberState
 from tidelog.log.status import PartitionState as PartitionState
+from tidelog.maintenance.pipeline_sweep import PipelineSweep as PipelineSweep
 from tidelog.maintenance.purge import Erasure as Erasure
 from tidelog.maintenance.purge import ErasureWatch as ErasureWatch
 from tidelog.model.archive import Account as Account
 from tidelog.model.archive import Archive as Archive
 from tidelog.model.archive import ArchiveFormat as ArchiveFormat
 from tidelog.model.event import Positions as Positions
+from tidelog.model.pipeline import Aside as Aside
+from tidelog.model.pipeline import Begin as Begin
+from tidelog.model.pipeline import DriverFailure as DriverFailure
+from tidelog.model.pipeline import FileEntry as FileEntry
+from tidelog.model.pipeline import Gap as Gap
 from tidelog.model.pipeline import NamedPipeline as NamedPipeline
+from tidelog.model.pipeline import Totals as Totals
+from tidelog.model.playback import Cursor as Cursor
 from tidelog.model.playback import Pin as Pin
+from tidelog.model.playback import PlaybackPin as PlaybackPin
 from tidelog.model.playback import PlaybackState as PlaybackState
+from tidelog.model.playback import TimeRange as TimeRange
 from tidelog.model.token import Grant as Grant
 from tidelog.model.token import Token as Token
 from tidelog.model.topic import Topic as Topic

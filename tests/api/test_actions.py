@@ -91,6 +91,7 @@ def test_consumers_and_pumps_are_recorded_with_their_author(home: Home) -> None:
     for _ in range(2):  # the second call finds the pump, and creates nothing
         pump = home.pumps.create("copy", source="topic:orders", topic="copies", who="anna")
     pump.delete(who="anna")
+    to = f"topic:copies ({home.topic('copies').incarnation})"
     for _ in range(2):
         stream = home.stream("topic:orders")
         stream.run(len, name="count", batch=True, until_caught_up=True, who="anna")
@@ -101,7 +102,7 @@ def test_consumers_and_pumps_are_recorded_with_their_author(home: Home) -> None:
             ("consumer delete", "consumer billing of orders", ""),
             ("topic create", "topic copies", ""),
             ("pump create", "pump copy", "into topic copies"),
-            ("pump delete", "pump copy", ""),
+            ("pump delete", "pump copy", f"of topic:orders, to {to}"),
             ("stream create", "stream count", "of topic:orders"),
             ("stream delete", "stream count", ""),
         ]

@@ -34,7 +34,8 @@ def test_nothing_is_created(tmp_path: Path) -> None:
     assert "created on first use" in found(diagnose(world=world), "home").found
     missing = found(diagnose("elsewhere", world=world), "home")
     assert missing.state == "problem"
-    assert "run `tidelog --home elsewhere init`" in missing.found
+    assert "no such file" in missing.found
+    assert missing.do == "run `tidelog --home elsewhere init`, or fix the path"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -73,7 +73,7 @@ def test_workers_that_are_opened_late_are_opened_once() -> None:
     opened: list[Any] = []
 
     class Workers:
-        parallelism = 7
+        parallelism, waves = 7, 3
 
         def run(self, tasks: Any) -> Any:
             return iter(tasks)
@@ -93,7 +93,7 @@ def test_workers_that_are_opened_late_are_opened_once() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert late.parallelism == 7
+    assert (late.parallelism, late.waves) == (7, 3)
     assert len(opened) == 2
 
 

@@ -349,6 +349,12 @@ def test_names_that_differ_in_case_are_read_as_they_are_spelled(home: Home) -> N
         ("select value->>'amount' from orders", r"`value` is bytes, not JSON: write as_json"),
         ("select json_extract(o.value, '$.a') from orders o", "`value` is bytes"),
         ("select error('boom') from orders", "boom"),
+        ("insert into orders values (1)", "INSERT would change nothing, as topics and archives"),
+        ("update orders set value = null", "read-only here: append with `tidelog produce`"),
+        ("delete from orders", "change events with `tidelog update` and `tidelog delete`"),
+        ("drop view orders", "DROP would change nothing"),
+        ("create table kept as select 1", "CREATE would change nothing"),
+        ("create macro f(x) as x", "CREATE would change nothing"),
         ("select md5_number('x') as m", "column `m` is UHUGEINT"),  # as -1 without it
     ],
 )

@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -127,6 +128,36 @@ def test_ranges_are_cut_by_the_work_and_archived_once(home: Home, workers: CutWo
     manifests = list(read_manifests(home.context, archive.pipeline(), "t/0"))
     assert (manifests[0].start, manifests[0].end) == ("0", "3600")  # three full files
     live(home)
+
+
+def test_range_of_waves_is_archived_once_though_cuts_fail(home: Home, workers: CutWorkers) -> None:
+    fill(home, 9_000)
+    workers.waves, workers.parallelism = 4, 2
+    archive = an_archive(home, "raw")
+    assert drive(home, archive, workers) == 9_000
+    (manifest,) = read_manifests(home.context, archive.pipeline(), "t/0")
+    # Four waves of two: 9,000 events are seven and a half files.
+    assert [file.first_offset for file in manifest.files] == list(range(0, 9_000, 1_125))
+    workers.fails, workers.ends_early = 0.2, 0.3
+    other = an_archive(home, "other")
+    while drive(home, other, workers):
+        pass
+    assert min(workers.failed, workers.ended_early)
+    for each in (archive, other):
+        assert listed(home, each) == Counter(range(9_000))
+
+
+def test_sinks_that_send_ranges_and_rates_have_one_wave(home: Home, workers: CutWorkers) -> None:
+    fill(home, 5_000)
+    home.create_topic("copy", 1)
+    workers.waves, workers.parallelism = 4, 2
+    how = DriverOptions(policy=SMALL)
+    pump = open_pump(home.context, PumpOptions("topic:t", "copy"), workers)
+    limited = open_pipeline(home.context, an_archive(home, "raw"), workers)
+    for pipeline in (pump, replace(limited, rate=1e9)):
+        assert Driver(home.context, pipeline, how).run() == 5_000
+        manifests = read_manifests(home.context, pipeline.id, "t/0")
+        assert next(iter(manifests)).end == "2400"
 
 
 def test_small_cycle_stays_one_task(home: Home, workers: CutWorkers) -> None:

@@ -17,11 +17,13 @@ import pytest
 
 from tests.archive.test_archive import an_archive
 from tests.archive.test_fill import drive
-from tidelog import Event, Home
+from tidelog import Event, Home, ToOffsets
 from tidelog.archive import erased_events as erased_before
 from tidelog.archive.account import read_account
 from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.dead_letters import ReplayOptions, replay
+from tidelog.archive.derived_archives import Origin
+from tidelog.archive.erased_events import ErasedBefore
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.connectors.source import SourcePartition, SourceRange
@@ -30,6 +32,8 @@ from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.erasure import from_archives
 from tidelog.erasure.delete import delete_events
 from tidelog.erasure.from_archives import erase_archived
+from tidelog.erasure.search import FoundEvent
+from tidelog.errors import UnknownOutcomeError
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.purge import purge_once
@@ -232,6 +236,118 @@ def test_event_of_a_deleted_id_that_a_producer_sent_again_is_in_a_new_generation
     purge_once(home.context, home.topic("t"), grace_ms=0)
     archive = built(home, source=f"file:{tmp_path}/copy")
     assert ids(home, archive) == sorted([*LEFT, "e3"])
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+@pytest.mark.parametrize("deleted", [False, True])
+def test_late_event_of_an_id_or_key_that_was_erased_after_a_trim_stays_in_new_generations(
+    home: Home, by_key: bool, deleted: bool
+) -> None:
+    home.append("t", [Event(b"old", key=b"k", id="again", timestamp=1), Event(b"x", id="e1")])
+    daily = home.archives.create("daily", source="topic:t")
+    other = home.archives.create("other", source="topic:t")
+    for each in (daily, other):
+        each.run()
+    home.trim("t", ToOffsets({0: 2}))
+    home.erase("t", key=b"k") if by_key else home.erase("t", ids=["again"])
+    new = "new" if by_key else "again"
+    home.append("t", [Event(b"late", key=b"k", id=new, timestamp=2)])
+    for each in (daily, other):
+        each.run()
+    if deleted:
+        home.delete_topic("t", past_readers=True)
+    daily.backfill(source="" if deleted else "archive:other")
+    daily.promote()
+    chain = home.archives.create("chain", source="archive:daily")
+    chain.run()
+    for each in (daily, chain):
+        found = [row for batch in each.read() for row in batch.column("value").to_pylist()]
+        assert sorted(found) == [b"late", b"x"], each.name
+        assert each.verify(deep=True).problems == []
+
+
+def trimmed_after_a_copy(home: Home, folder: Path) -> str:
+    """Trim the first of two events of a key, which only a copied folder has; its address."""
+    home.append("t", [Event(b"old", key=b"k"), Event(b"gone", key=b"k"), Event(b"x", id="x")])
+    full = home.archives.create("full", source="topic:t")
+    full.run()
+    shutil.copytree(folder_of(home, find_archive(home.context, "full")), folder)
+    full.delete(files=True)
+    home.trim("t", ToOffsets({0: 1}))
+    return f"file:{folder}?mode=events"
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+@pytest.mark.parametrize("deleted", [False, True])
+def test_older_events_of_an_erased_key_do_not_come_from_a_copied_folder(
+    home: Home, tmp_path: Path, trimmed: bool, deleted: bool
+) -> None:
+    source = trimmed_after_a_copy(home, tmp_path / "copied")
+    daily = home.archives.create("daily", source="topic:t")
+    daily.run()
+    if trimmed:
+        home.trim("t", ToOffsets({0: 3}))
+    assert home.erase("t", key=b"k").verdict == "erased"
+    home.append("t", [Event(b"late", key=b"k", timestamp=2)])
+    daily.run()
+    if deleted:
+        home.delete_topic("t", past_readers=True)
+    daily.backfill(source=source, start="earliest")
+    daily.promote()
+    found = [row for batch in daily.read() for row in batch.column("value").to_pylist()]
+    assert sorted(found) == [b"late", b"x"]
+    check_account(home, find_archive(home.context, "daily"), erased=2)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_delete_beside_a_backfill_from_a_copied_folder_finds_what_that_brings(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_slow: bool
+) -> None:
+    source = trimmed_after_a_copy(home, tmp_path / "copied")
+    archive = an_archive(home, "daily", "topic:t")
+    drive(home, archive)
+    home.trim("t", ToOffsets({0: 3}))
+    archive, building = begin_backfill(
+        home.context, "daily", ArchiveFormat(source=source, start="earliest")
+    )
+    settled, searched = from_archives.settled_offsets, list[int]()
+
+    def build_after_the_search(*given: Any) -> Any:
+        searched.append(1)
+        if searched == [1] and not is_slow:
+            drive(home, archive, building)
+        return settled(*given)
+
+    monkeypatch.setattr(from_archives, "settled_offsets", build_after_the_search)
+    if is_slow:
+        under_way = {(archive.pipeline(building), "t/0", "0", 1)}
+        monkeypatch.setattr(from_archives, "ranges_under_way", lambda *_: set(under_way))
+        monkeypatch.setattr(from_archives, "_WAIT_S", 0.1)
+        with pytest.raises(UnknownOutcomeError, match="is being read into generation 2"):
+            home.delete_key("t", b"k")
+        return
+    assert home.delete_key("t", b"k").archived == 2
+    purge_once(home.context, home.topic("t"), grace_ms=0)
+    promote(home.context, "daily")
+    assert ids(home, find_archive(home.context, "daily")) == ["x"]
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_event_without_a_known_place_is_erased_from_all_partitions(
+    home: Home, deleted: bool
+) -> None:
+    topic = home.create_topic("two", 2)
+    home.append("two", [Event(b"x", id=f"e{n}") for n in range(9)])
+    archive = an_archive(home, "daily", "topic:two")
+    drive(home, archive)
+    origin = Origin("two/0", topic.incarnation)
+    found = {(origin, -1): FoundEvent("e", 1)}
+    places = from_archives.TopicPlaces({origin: 0})
+    from_archives.erase_found(home.context, topic, WHY, found, places, None)
+    if deleted:
+        home.delete_topic("two", past_readers=True)
+    erased = ErasedBefore(home.context, archive, 1, with_topic=True)
+    assert [erased(f"two/{n}").ids.has("e") for n in range(2)] == [True, True]
 
 
 def test_running_eraser_covers_generations_that_were_made_since(

@@ -224,6 +224,8 @@ class Halving:
 
 
 class _Even:
+    drops = 1  # bits of an offset that must not be set
+
     def __init__(self, reader: Any) -> None:
         self._reader = reader
         self.range = reader.range
@@ -232,7 +234,7 @@ class _Even:
     def read(self) -> Iterator[Chunk]:
         for chunk in self._reader.read():
             self.read_all += chunk.batch.num_rows
-            even = pc.equal(pc.bit_wise_and(chunk.batch.column("offset"), 1), 0)
+            even = pc.equal(pc.bit_wise_and(chunk.batch.column("offset"), self.drops), 0)
             yield dataclasses.replace(chunk, batch=chunk.batch.filter(even))
 
 

@@ -154,7 +154,7 @@ def test_update_leaves_output_alone_that_an_archive_read_from_another(
     home.update("t", "id-1", wrapped(9), archives=True)
     assert values(below) == plain(6)
     told = {each.archive: each.unchanged for each in home.update_archives("t", ["id-1"])}
-    assert told["below"].startswith("its files were made of archive `above`")
+    assert told["below"].startswith("its files were made from archive `above`")
     assert bool(told["above"]) != dropped
 
 

@@ -318,7 +318,7 @@ def test_an_iceberg_table_of_the_home_that_this_was_copied_from_is_refused(
     name = f"iceberg:{catalog.url}#lake.t{random.getrandbits(60)}"
     register_table(home.context, archive, name)
     original = home.id
-    other = replace(home.context, standing=HomeIdentity("another"))
+    other = replace(home.context, identity=HomeIdentity("another"))
     monkeypatch.setattr(home, "context", other)
     fill(home, range(10, 20))
     drive(home, archive)

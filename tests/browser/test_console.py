@@ -246,7 +246,7 @@ def test_the_tail_is_followed_while_events_arrive(served: Served, person: Person
     served.home.append("orders", [Event(f"\u061c\xad{HOSTILE}".encode(), key=b"\xff"), Event(None)])
     person.finds("#tail-rows tr", rf"\u{{61c}}\u{{ad}}{HOSTILE}")
     person.finds("#tail-rows tr", "tombstone")
-    person.finds("#tail-says", "7 events since you follow")
+    person.finds("#tail-says", "7 events since you began to follow")
     person.takes_a_picture("tail")
     assert "broken" not in person.driver.title
     person.clicks("#tail-switch")
@@ -255,7 +255,7 @@ def test_the_tail_is_followed_while_events_arrive(served: Served, person: Person
     assert "while it is paused" not in person.finds("#tail-rows").text
     person.types("#tail-filter", "wanted")
     person.clicks("#tail-switch")
-    person.finds("#tail-says", "since you follow")
+    person.finds("#tail-says", "since you began to follow")
     served.home.append("orders", [Event(b"not this"), Event(b"this is WANTED")])
     person.finds("#tail-rows tr", "this is WANTED")
     assert "not this" not in person.finds("#tail-rows").text
@@ -409,15 +409,15 @@ def test_the_first_token_is_made_and_used(person: Person, tmp_path: Path) -> Non
     with serving(tmp_path) as served:
         person.opens(f"{served.url}/console/tokens")
         person.types('input[name="label"]', "mine")
-        person.clicks('input[name="admin"]')
+        assert person.finds('input[name="admin"]').is_selected(), "or no page could create another"
         person.clicks("button", "Create it")
         text = person.finds("#token").text
         person.opens(f"{served.url}/console/topics")
-        person.sees("This home asks for a token")
+        person.sees("This home needs a token")
         person.takes_a_picture("login")
         person.types('input[name="token"]', "wrong")
         person.clicks("main button", "Log in")
-        person.sees("not known here")
+        person.sees("This token is unknown, expired, or has no scope")
         person.types('input[name="token"]', text)
         person.clicks("main button", "Log in")
         person.finds(".who .badge", "mine")

@@ -199,6 +199,8 @@ def test_archive_of_a_deleted_topic_is_erased_by_id_and_by_key(filled: Run) -> N
     assert filled("archive", "run", "daily", "--no-spark").code == 0
     early = filled("archive", "erase", "daily", "--id", "id-0", "--yes")
     assert (early.code, "tidelog delete t ID" in early.err) == (2, True)
+    early = filled("archive", "erase", "daily", "--key", "k1", "--yes")
+    assert (early.code, "tidelog delete t --key KEY" in early.err) == (2, True)
     assert filled("topic", "delete", "t", "--yes").code == 0
     assert "run `tidelog archive erase daily`" in filled("delete", "daily", "id-0").err
     assert "give --id or --key" in filled("archive", "erase", "daily").err
@@ -212,6 +214,10 @@ def test_archive_of_a_deleted_topic_is_erased_by_id_and_by_key(filled: Run) -> N
     assert not any(value in left for value in (b"v0", b"v1", b"v3", b"v5"))
     records = filled("archive", "audit", "daily", "--json").rows()
     assert [record["state"] for record in records] == ["done", "done"]
+    by_key = filled("archive", "audit", "daily", "--key", "k1", "--json").rows()
+    assert by_key == records[1:]
+    by_other_key = filled("archive", "erase", "daily", "--key", "k9", "--yes")
+    assert b"not found: no event of the archive has the key `k9`" in by_other_key.out
 
 
 def test_erase_by_a_key_that_no_archived_event_has_fails(filled: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import click
 import pytest
 
 import tidelog as library
@@ -182,3 +183,38 @@ def test_backfill_and_redo_say_what_became_dead_letters(tidelog: Run) -> None:
     assert "no.such.field" in reasons
     assert tidelog("archive", "drop", "a", "2").code == 0
     assert "10 dead letters: run" in tidelog("archive", "backfill", "a", *parser).out.decode()
+
+
+def test_drop_asks_on_a_terminal(tidelog: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    tidelog("topic", "create", "t")
+    tidelog("produce", "t", stdin=b"x\n")
+    tidelog("archive", "create", "a", "--source", "topic:t")
+    tidelog("archive", "run", "a", "--no-spark")
+    tidelog("archive", "backfill", "a", "--no-spark")
+    asked: list[str] = []
+    monkeypatch.setattr(click, "confirm", lambda question, **_: asked.append(question))
+    refused = tidelog("archive", "drop", "a", "2", terminal=True)
+    assert (refused.code, "archive `a`: nothing was deleted" in refused.err) == (1, True)
+    assert asked == ["Delete generation 2 of `a` with its files, for good?"]
+    assert tidelog("archive", "drop", "a", "2", "--yes", terminal=True).code == 0
+
+
+def test_backfill_with_too_many_dead_letters_says_how_to_begin_again(tidelog: Run) -> None:
+    tidelog("topic", "create", "t")
+    tidelog("produce", "t", stdin=b'{"at": 1794657600000}\n' * 200)
+    tidelog("archive", "create", "a", "--source", "topic:t", "--parser", "json:at")
+    tidelog("archive", "run", "a", "--no-spark")
+    refused = tidelog("archive", "backfill", "a", "--parser", "iso8601:at", "--no-spark")
+    assert "run `tidelog archive drop a 2` and choose another parser" in refused.err
+    shown = tidelog("archive", "status", "a").out.decode()
+    assert "See `tidelog archive status a --generation 2` for the progress and the errors" in shown
+    assert b"1 attempt: " in tidelog("archive", "status", "a", "--generation", "2").out
+    assert tidelog("archive", "drop", "a", "2").code == 0
+    again = ("archive", "backfill", "a", "--parser", "timestamp", "--no-spark")
+    assert tidelog(*again).code == 0
+
+    tidelog("archive", "create", "b", "--source", "topic:t", "--parser", "iso8601:at")
+    refused = tidelog("archive", "run", "b", "--no-spark")
+    assert "`tidelog archive backfill b --parser PARSER`, then `tidelog archive promote b`" in (
+        refused.err
+    )

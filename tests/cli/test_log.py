@@ -188,6 +188,8 @@ def test_a_bad_line_is_told_by_its_number_and_what_came_before_is_stored(
         assert error["context"]["events"] == done.rows()[0]["events"] == 2
         assert message in error["message"]
         assert "2 events are stored" in error["message"]
+        do = "the input again under the same name" if name else "the input from line 3 on"
+        assert error["message"].endswith(f"fix the line, and produce {do}")
     assert len(consumed(tidelog, "t", "c").splitlines()) == 4
 
 

@@ -17,7 +17,7 @@ def test_consumer_is_listed_shown_moved_and_deleted(tidelog: Run) -> None:
         {"topic": "orders", "consumer": "billing", "lag": 0}
     ]
     moved = tidelog("consumer", "seek", "orders", "billing", "1", "--yes", "--json").rows()
-    assert moved == [{"partition": 0, "from": 3, "to": 1, "again": 2}]
+    assert moved == [{"partition": 0, "from": 3, "to": 1, "skipped": 0, "again": 2}]
     (shown,) = tidelog("consumer", "show", "orders", "billing", "--json").rows()
     assert (shown["cursor"], shown["end"], shown["lag"]) == (1, 3, 2)
     assert tidelog("consume", "orders", "--name", "billing").out == b"b\nc\n"

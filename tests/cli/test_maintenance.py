@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
+import click
 import pytest
 
 import tidelog as library
@@ -67,6 +69,70 @@ def test_trim_by_offset_by_time_and_by_bytes(tidelog: Run) -> None:
     assert starts(tidelog) == [10, 10]
     tidelog("trim", "t", "--keep-bytes", "0")
     assert starts(tidelog) == [10, 10]
+
+
+def test_trim_shows_what_it_would_delete(tidelog: Run) -> None:
+    fill(10, partitions=2)
+    args = ("trim", "t", "--before", "1970-01-01T00:00:06Z")
+    plan = tidelog(*args, "--dry-run", "--json").rows()
+    assert starts(tidelog) == [0, 0]
+    assert tidelog(*args, "--json").rows() == plan
+    assert [each["events"] for each in plan] == [6, 6]
+    assert starts(tidelog) == [6, 6]
+    assert b"Nothing was deleted." in tidelog("trim", "t", "--keep-bytes", "0", "--dry-run").out
+
+
+def test_trim_asks_on_a_terminal_and_deletes_what_it_showed(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(10)
+    asked: list[str] = []
+
+    def answer(question: str, **_: object) -> bool:
+        asked.append(question)
+        with library.open() as home:
+            home.append("t", [library.Event(b"later")])
+        return len(asked) > 1
+
+    monkeypatch.setattr(click, "confirm", answer)
+    refused = tidelog("trim", "t", "--keep-bytes", "0", terminal=True)
+    assert "topic `t`: nothing was deleted" in refused.err
+    assert starts(tidelog) == [0]
+    assert tidelog("trim", "t", "--keep-bytes", "0", terminal=True).code == 0
+    assert starts(tidelog) == [11], "the event that came during the question stays"
+    assert asked == [
+        "Delete the oldest 10 events of `t`, for good?",
+        "Delete the oldest 11 events of `t`, for good?",
+    ]
+    assert tidelog("trim", "t", "--keep-bytes", "0", "--yes", terminal=True).code == 0
+    assert tidelog("trim", "t", "--keep-bytes", "0", terminal=True).code == 0, "nothing to ask"
+    assert (len(asked), starts(tidelog)) == (2, [12])
+
+
+def test_lag_names_the_process_of_an_owner(tidelog: Run) -> None:
+    fill(2)
+    with library.open() as home, home.consumer("t", "slow") as member:
+        member.poll()
+        (known,) = home.consumers("t").get("slow").members()
+        assert known.process.endswith(f", process {os.getpid()}")
+        assert known.process in tidelog("lag").out.decode()
+        assert known.process in tidelog("consumer", "show", "t", "slow").out.decode()
+        assert tidelog("lag", "--json").rows()[0]["owner"] == known.id
+
+
+def test_seek_says_what_it_skips_and_repeats(tidelog: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(10)
+    tidelog("consume", "t", "--name", "c", "--max", "4")
+    asked: list[str] = []
+    monkeypatch.setattr(click, "confirm", lambda question, **_: asked.append(question))
+    tidelog("consumer", "seek", "t", "c", "latest", terminal=True)
+    tidelog("consumer", "seek", "t", "c", "1", terminal=True)
+    assert [each.partition("? ")[2] for each in asked] == [
+        "It skips 6 events and delivers 0 events again.",
+        "It skips 0 events and delivers 3 events again.",
+    ]
+    (moved,) = tidelog("consumer", "seek", "t", "c", "latest", "--yes", "--json").rows()
+    assert (moved["skipped"], moved["again"]) == (6, 0)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +208,19 @@ def test_a_home_that_reads_a_lot_still_verifies_the_store_itself(
         told: list[int] = []
         home.verify("t", told.append)
         assert sum(told) > 0
+
+
+def test_verify_shows_errors_before_notes_and_only_some_notes(tidelog: Run, tmp_path: Path) -> None:
+    fill(20)
+    tidelog("trim", "t", "--offset", "0:18")
+    objects = (tmp_path / "tidelog-data" / "objects" / "topics").rglob("*.arrow")
+    max(objects, key=lambda path: path.stat().st_mtime_ns).unlink()
+    done = tidelog("verify")
+    said = [line.split(":")[0] for line in done.out.decode().splitlines()[2:]]
+    assert said == ["error", "note", "note", "note", "note"]
+    assert b"note: topic `t`: 6 more such notes: see --json" in done.out
+    findings = tidelog("verify", "--json").rows()[0]["findings"]
+    assert [each["severity"] for each in findings].count("note") == 9
 
 
 def change_catalog(folder: Path, statement: str, *values: object) -> None:

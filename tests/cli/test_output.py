@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import re
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from tidelog import cli as cli_package
+from tidelog.cli.commands.up import View
 from tidelog.cli.output import (
     Output,
     counted,
@@ -16,6 +23,8 @@ from tidelog.cli.output import (
     visible,
     write_out,
 )
+from tidelog.cli.pipeline_options import DriverWatch
+from tidelog.coordination.jobs import SupervisedPart
 from tidelog.errors import InvalidError
 
 ROWS = [
@@ -77,6 +86,66 @@ def test_what_could_steer_a_terminal_is_escaped(capsys: pytest.CaptureFixture[st
         assert r"\x1b[2J" in text
         assert not set(text) & set("\x1b\x07\r\x9b\u202e"), text
     assert visible("plain ü text") == "plain ü text"
+
+
+def test_what_runs_on_a_terminal_escapes_what_its_parts_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = io.StringIO()
+    screen = partial(Console, file=shown, force_terminal=True, width=300)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr("tidelog.cli.commands.up.Console", screen)
+    monkeypatch.setattr("tidelog.cli.pipeline_options.Console", screen)
+    hostile = "\x1b]0;owned\x07\x9b31m\u202e[blink]"
+    with View(Output(False)) as view:
+        view.say(hostile)
+        view.complain("serve", hostile)
+        part = SupervisedPart(f"archive {hostile}", "failed", 0, error=f"answered 500 {hostile}")
+        view.changed(part, [part])
+    watch = DriverWatch(Output(False), "archive a")
+    watch.tell(hostile)
+    text = shown.getvalue()
+    assert text.count(r"\x1b]0;owned\x07\x9b31m\u202e[blink]") >= 4
+    assert "\x1b]" not in text
+    assert not set(text) & set("\x07\x9b\u202e")
+
+
+PRINTS = re.compile(r"\b(click\.(?:echo|secho|confirm|prompt)|print|stdout\.write)\((.*)")
+ALLOWED = {  # what no client chooses
+    "commands/home.py": "kind(program",
+    "commands/playback.py": "msgspec.json.encode(record)",
+    "commands/serve.py": "",
+}
+
+
+def test_commands_print_only_what_was_escaped() -> None:
+    found = []
+    for path in sorted(Path(cli_package.__path__[0]).rglob("*.py")):
+        if path.name == "output.py":
+            continue
+        name = "/".join(path.parts[-2:])
+        for match in PRINTS.finditer(path.read_text()):
+            allowed = ALLOWED.get(name)
+            if "visible(" in match[2] or match[2].startswith("shown"):
+                continue
+            if allowed is None or not match[2].startswith(allowed):
+                found.append((name, match[0]))
+    assert found == [], "print by Output or echo_aside, or escape it by visible"
+
+
+def test_up_goes_on_while_its_output_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tidelog.cli.commands.up.echo_aside", refuse)
+    output = Output(False)
+    monkeypatch.setattr(output, "say", refuse)
+    view = View(output)
+    part = SupervisedPart("serve", "failed", 0, error="x")
+    view.say("x")
+    view.complain("serve", "x")
+    view.changed(part, [part])
+    view.listening("http://127.0.0.1:1", False)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -72,8 +72,11 @@ def test_what_was_never_there_is_not_proved(tidelog: Run) -> None:
     shown = tidelog("verify", "t", "--erased", "never-was")
     assert shown.code == 1
     assert shown.out.startswith(
-        b"NOTHING TO PROVE: an id or key that you gave was never deleted here.\n"
+        b"NOTHING TO PROVE: an id or key that you gave was never deleted here. Check it"
     )
+    mixed = tidelog("delete", "t", "never-was", "also-not", "--prove")
+    assert b"not found           " in mixed.out
+    assert b"never-was, also-not\n" in mixed.out
     for asked in (["never-was"], ["--key", "never-was"]):
         done = tidelog("delete", "t", *asked, "--yes", "--prove", "--json")
         proof = done.rows()[-1]

@@ -203,7 +203,7 @@ CASES = {
     ),
     "one waits for long": Case(
         not_driven,
-        "the oldest event waits for",
+        "the oldest event that waits is",
         "archive run daily",
         ("--max-lag-seconds", "0", "--no-driver"),
     ),

@@ -250,7 +250,7 @@ def test_delete_leaves_files_set_aside_of_a_topic_that_had_the_same_name(home: H
 def test_archive_erase_leaves_files_set_aside_of_a_topic_that_is_there(home: Home) -> None:
     home.append("old", events("same", "stays"))
     archive = an_archive_with_files_aside(home)
-    with pytest.raises(InvalidError, match="its topic `old` is there: run `tidelog delete"):
+    with pytest.raises(InvalidError, match="its topic `old` exists: run `tidelog delete"):
         erase_archived(home.context, archive, home.reason("asked", "me"), ["same"])
     assert kept(home, archive) == ["same", "stays"]
     home.append("old", events("only"))
@@ -259,6 +259,6 @@ def test_archive_erase_leaves_files_set_aside_of_a_topic_that_is_there(home: Hom
         cycle(home, archive, 3)
         forget(home, archive)
     cycle(home, archive, 4)
-    with pytest.raises(InvalidError, match="its topic `old` is there: run `tidelog delete"):
+    with pytest.raises(InvalidError, match="its topic `old` exists: run `tidelog delete"):
         erase_archived(home.context, archive, home.reason("asked", "me"), ["ahead"])
     assert "ahead" in kept(home, archive)

@@ -22,10 +22,10 @@ ALLOWED = {
     ("journal/compile_steps.py", "_changes"): "in a write that expects the head",
     ("journal/amendment_writer.py", "_plan"): "in a write that expects the head",
     (
-        "log/maintenance/unused.py",
+        "log/maintenance/unused_objects.py",
         "list_unused",
     ): "in a write that expects the rows that named the objects",
-    ("log/maintenance/unused.py", "_note"): "in a write that expects the head",
+    ("log/maintenance/unused_objects.py", "_note"): "in a write that expects the head",
     ("pipeline/cycle.py", "_finish"): "in a write that expects the head",
     ("pipeline/date_folders.py", "_write"): "in a write that expects the counted row",
     ("pipeline/date_folders.py", "reopen"): "in a write that expects the folder's row",

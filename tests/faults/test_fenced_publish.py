@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.archive.test_archive import an_archive, payload
-from tests.archive.test_fill import drive, home
+from tests.archive.test_fill import drive
 from tidelog import Event, Home
 from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.connectors.archive import sink as files
 from tidelog.connectors.archive.staging import publish_files
 from tidelog.errors import FencedError
+from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.cycle import Cycle
+from tidelog.settings import Settings
 from tidelog.testing.scheduler import Crash
 
-__all__ = ["home"]
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    """A home whose heartbeats are too rare to tell a driver that others have stopped it."""
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=60_000)
+    with create_home(settings, world=World(environ={}))[0] as made:
+        made.create_topic("t", 1)
+        yield made
 
 
 def overtake(home: Home, archive: Archive) -> None:

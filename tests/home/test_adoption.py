@@ -211,6 +211,24 @@ def test_delete_is_proved_beside_an_archive_of_the_original_which_is_listed(plac
         assert prove_erased(home.context, home.topic("t"), ["id-5"]).out_of_reach == []
 
 
+def test_archive_of_the_original_that_is_made_of_a_copied_topic_is_listed(place: Path) -> None:
+    with opened(place) as home:
+        home.create_topic("u", 1)
+        home.pumps.create(source="topic:t", topic="u").run()
+        to = f"{place.parent}/outside/far"
+        home.archives.create("far", source="topic:u", to=to).run()
+    copy = place.parent / "copy"
+    shutil.copytree(place, copy)
+    adopt_home(copy, world=World(environ={}, machine="one"))
+    with opened(copy) as home:
+        for name in ("t", "u"):
+            home.erase(name, ids=["id-5"])
+        proof = home.prove_erased("t", ids=["id-5"])
+        assert proof.verdict == "erased"
+        listed = {each.split("`")[1] for each in proof.out_of_reach}
+        assert listed == {"outer", "far"}
+
+
 def test_pipelines_tables_and_playbacks_to_the_outside_are_refused_in_a_copy(place: Path) -> None:
     sink = f"file:{place.parent / 'played.jsonl'}"
     asked = PlaybackRequest("t", sink, None, None, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -195,3 +196,58 @@ def test_playback_may_end_after_the_last_millisecond() -> None:
         assert time_range("9999-12-31T23:59:59Z", text, 0).end_ms == limits.TIMESTAMP_MS_END
     with pytest.raises(InvalidError):
         time_range(end, end, 0)
+
+
+LARGE = 4 << 20
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"value":"x","headers":[' + b'["a",""],' * (LARGE // 9) + b'["a","b"]]}',
+        b'{"value":"x","headers":{' + b'"a":"",' * (LARGE // 7) + b'"b":""}}',
+        b'{"value":"x",' + b'"a":0,' * (LARGE // 6) + b'"b":0}',
+        b'{"value":[' + (b"[" * 60 + b"]" * 60 + b",") * (LARGE // 121) + b"0]}",
+        b'{"value":[' + b"0," * (LARGE // 2) + b"0,]}",
+        b'{"value":"x","headers":[["a","b"' + b",0" * (LARGE // 2) + b"]]}",
+    ],
+    ids=["headers", "an object of headers", "unknown fields", "nested", "no JSON", "a long pair"],
+)
+def test_a_line_that_is_refused_takes_little_memory_and_no_long_calls(line: bytes) -> None:
+    """Calls that hold the interpreter for seconds also make objects, which can be counted."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidError):
+            event_of_line(line, 1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(line)
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_lines_are_read_like_short_ones() -> None:
+    text = "é" * 50_000
+    headers = [["n", text], ["none", None], ["bytes", {"base64": "//8="}]]
+    fields = {"key": "k", "id": "i", "type": "t", "timestamp": 5, "headers": headers, "offset": [1]}
+    pairs = (("n", text.encode()), ("none", None), ("bytes", b"\xff\xff"))
+    for value, stored in (
+        (text, text.encode()),
+        ({"base64": "//8="}, b"\xff\xff"),
+        (None, None),
+        ({"n": [1, text]}, json.dumps({"n": [1, text]}).encode()),
+    ):
+        line = json.dumps({"value": value, **fields}).encode()
+        assert event_of_line(line) == Event(stored, b"k", "i", 5, "t", pairs)
+    pad = "x" * 70_000
+    for wrong, said in (
+        ({"value": {"base64": "?" + pad}}, "base64"),
+        ({"key": pad}, "missing required field `value`.*: give"),
+        ({"value": pad, "other": 1}, "unknown field `other`.*: give"),
+        ({"value": pad, "id": 7}, "got `int` - at `\\$.id`"),
+        ({"value": [pad], "headers": 7}, "got `int` - at `\\$.headers`"),
+    ):
+        with pytest.raises(InvalidError, match=said):
+            event_of_line(json.dumps(wrong).encode())
+    with pytest.raises(InvalidError, match="nested too deeply"):
+        event_of_line(b'{"value":"%s","topic":%s}' % (pad.encode(), b"[" * 201 + b"]" * 201))
+    with pytest.raises(InvalidError):
+        event_of_line(b'{"value":["\\ud800","%s"]}' % pad.encode())

@@ -126,7 +126,7 @@ def test_look_for_targets_delays_no_close(monkeypatch: pytest.MonkeyPatch) -> No
 def test_copy_notifies_the_targets_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier_module, "_TARGETS_S", 0.0)
     context, theirs, ours = a_log(), Recorder(), Recorder()
-    context = replace(context, standing=HomeIdentity("copy"))
+    context = replace(context, identity=HomeIdentity("copy"))
     topic = create_topic(
         context, Topic("orders", context.ids.new(), 1, 0, notify=("0",), home="original")
     )

@@ -74,7 +74,7 @@ def test_what_a_failing_archive_has_staged_is_swept_and_the_proof_is_clean(
     left, failure = prove_erased(home.context, topic, ["e3"]).traces
     assert "is under way" in left.what
     assert "may quote one of them" in failure.what  # the error names no event
-    assert "or end it with `tidelog archive delete daily`" in left.do
+    assert "`tidelog archive delete daily` ends the archive" in left.do
     if ends:
         end_archive(home.context, "daily")
     else:

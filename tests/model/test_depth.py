@@ -10,7 +10,12 @@ import pytest
 from tidelog.codec.event_json import event_of_line
 from tidelog.codec.fields import FieldPaths, JsonLines
 from tidelog.errors import InvalidError
-from tidelog.model.decoding import check_json_depth, check_msgpack_depth, is_deep_json
+from tidelog.model.decoding import (
+    check_json_depth,
+    check_msgpack_depth,
+    is_deep_json,
+    json_items,
+)
 from tidelog.model.event import Event
 from tidelog.model.limits import NESTING_MAX
 
@@ -40,10 +45,31 @@ def test_every_interpreter_parses_json_at_the_limit() -> None:
         (b'{"a":' * 201 + b"1" + b"}" * 201, True),
         (b'{"a":' * 200 + b"1" + b"}" * 200, False),
         ("é" + "[" * 300, True),
+        (b'"' + b"x" * 65_533 + b"\\" * 2 + b'"' + b"[" * 201, True),
+        (b'"' + b"x" * 65_534 + b"\\" * 3 + b'"' + b"[" * 300 + b'"', False),
+        (b'["' + b"[" * 200_000 + b'",' + b"[" * 199, False),
+        (b'["' + b"[" * 200_000 + b'",' + b"[" * 200, True),
+        (b"[" * 150 + b" " * 70_000 + b"[" * 51, True),
     ],
 )
 def test_brackets_in_strings_and_side_by_side_do_not_count(text: bytes | str, deep: bool) -> None:
     assert is_deep_json(text) is deep
+
+
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        (b"[]", 1),
+        (b"[1]", 1),
+        (b'["a,b",{"c":1,"d":[2,3]},[4,5]]', 3),
+        (b'{"a":1,"b":[2,3,4]}', 2),
+        (b"[" + b"0," * 300_000 + b"0]", 300_001),
+        (b"[" + b'"\\",\\\\",' * 50_000 + b"0]", 50_001),
+    ],
+)
+def test_items_are_counted_without_parsing(text: bytes, items: int) -> None:
+    assert json_items(text) == items
+    assert items == 1 or len(msgspec.json.decode(text)) == items
 
 
 def test_event_lines_have_the_same_bound_in_the_server_and_on_the_command_line() -> None:

@@ -23,10 +23,11 @@ from tidelog.model.pipeline import Begin, FileEntry
 from tidelog.pipeline.base import Pipeline, Task, TaskOutcome, TaskOutput, run_task
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.ranges import (
-    Due,
     FilePolicy,
+    WaitingEvents,
     choose_cuts,
     divide_reader,
+    in_waves,
     join_cuts,
     parts_of,
     run_ranges,
@@ -290,8 +291,24 @@ def test_parts_follow_from_work_and_cores() -> None:
     assert _parts(10**9, tasks=10**6) == [RANGE_CUTS_MAX]
 
 
+def test_range_is_as_many_waves_of_tasks_long_as_its_events_need() -> None:
+    def parts(at_once: int, events: int, waves_max: int = 4, whole_files: bool = False) -> int:
+        return in_waves(at_once, events, 100, waves_max, whole_files)
+
+    assert parts(2, 150) == 2
+    assert parts(2, 400) == 4
+    assert parts(2, 401) == 6  # the cores end together
+    assert parts(2, 10**9) == 8
+    assert parts(2, 10**9, waves_max=1) == 2
+    assert parts(1, 10**9) == 4
+    assert parts(100, 10**9) == RANGE_CUTS_MAX
+    assert parts(300, 10**9) == 300
+    assert parts(2, 599, whole_files=True) == 4
+    assert parts(2, 99, whole_files=True) == 2
+
+
 def test_run_that_follows_cuts_only_what_makes_whole_files() -> None:
-    due = Due(FilePolicy(max_bytes=200_000_000))
+    due = WaitingEvents(FilePolicy(max_bytes=200_000_000))
     assert due.events_max() == due.cut_events_min(follow=True) == 400_000
     assert due.cut_events_min(follow=False) == 64_000
-    assert Due(FilePolicy(max_bytes=1_000_000)).cut_events_min(follow=False) == 2_000
+    assert WaitingEvents(FilePolicy(max_bytes=1_000_000)).cut_events_min(follow=False) == 2_000

@@ -29,7 +29,7 @@ from tidelog.pipeline.base import ClaimedError, LocalWorkers, Pipeline, Task, Ta
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import read_failures
-from tidelog.pipeline.ranges import Due, FilePolicy
+from tidelog.pipeline.ranges import FilePolicy, WaitingEvents
 from tidelog.pipeline.share import request_flush
 from tidelog.store.memory import MemoryStore
 
@@ -561,7 +561,7 @@ def test_starting_at_the_end_leaves_out_what_was_there(home: Home) -> None:
 
 
 def test_due_by_size_or_by_age() -> None:
-    due = Due(FilePolicy(max_bytes=10_000, max_age_ms=1_000))
+    due = WaitingEvents(FilePolicy(max_bytes=10_000, max_age_ms=1_000))
     partition = SourcePartition("t", "0")
     assert not due.is_due(partition, 0, 0.0)
     assert not due.is_due(partition, 5, 1.0)

@@ -7,22 +7,29 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.archive import test_fill
 from tests.archive.test_fill import Halving
+from tests.sim.transforms_world import Losing
 from tests.support.archive_look import AT, a_home, an_archive, fill
 from tidelog import Event, Home
 from tidelog.archive.account import read_account
 from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.dropped_events import alike_ranges
 from tidelog.archive.fill import FillSource
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.archive.status import Limits, troubles
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.codec.event_batch import EVENT_SCHEMA, table_of, with_position
-from tidelog.connectors.source import Chunk, SourcePartition, SourceRange
+from tidelog.connectors import by_url
+from tidelog.connectors.by_url import open_source
+from tidelog.connectors.source import Chunk, Source, SourcePartition, SourceRange
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError
@@ -32,7 +39,7 @@ from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import Gap, Manifest, Progress, joined_gaps
 from tidelog.pipeline.carried_ranges import CompletedReader
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.late import late_head
+from tidelog.pipeline.late_events import late_head
 
 T0 = SourcePartition("t", "0")
 
@@ -144,6 +151,112 @@ def test_holes_that_only_output_of_a_transform_could_fill_refuse_a_promote(
     assert promote(home.context, "half", force=True).forced[0].ranges == (("t/0", "10", "19"),)
     with pytest.raises(InvalidError, match=re.escape("`t/0` from 10 to 19")):
         drop_generation(home.context, "half", 1)
+
+
+def archive_of_files(home: Home) -> Path:
+    """Archives ``raw``, of 40 files of one event, and ``half`` of it; returns a copy of ``raw``."""
+    an_archive(home, "raw")
+    an_archive(home, "half", source="archive:raw", transform="m:f")
+    for number in range(40):
+        home.append("t", [Event(b"%d" % number, id=f"id-{number}")], partition=0)
+        drive(home, "raw")
+    drive(home, "half")
+    return copied(home, "raw")
+
+
+@pytest.mark.parametrize("missing", [range(20, 28), [20]])
+def test_dropped_events_excuse_none_that_a_source_lacks(home: Home, missing: Sequence[int]) -> None:
+    """The range lists eight holes and counts the others, as Kafka counts compacted records."""
+    copy = archive_of_files(home)
+    files = sorted(copy.glob("**/*.parquet"))
+    for number in [*range(1, 17, 2), *missing]:
+        files[number].unlink()
+    build(home, "half", source=f"file:{copy}", transform="m:f")
+    with pytest.raises(InvalidError, match=re.escape("lacks what generation 1 has: `t/0` from 20")):
+        promote(home.context, "half")
+    assert held(home, "half") == list(range(0, 40, 2))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_dropped_events_are_not_lacking_while_the_source_shows_that_they_were_read(
+    home: Home, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = archive_of_files(home)
+    files = sorted(copy.glob("**/*.parquet"))
+    for number in range(1, 40, 2):
+        files[number].unlink()
+    monkeypatch.setattr(test_fill._Even, "drops", 3)
+    build(home, "half", source=f"file:{copy}", transform="m:f")
+    if is_there:
+        promote(home.context, "half")
+        assert held(home, "half") == list(range(0, 40, 4))
+        return
+    files[22].unlink()  # the backfill has read it, but nothing shows that now
+    with pytest.raises(InvalidError, match=re.escape("`t/0` from 2 to 39")):
+        promote(home.context, "half")
+
+
+def test_restore_says_that_the_archive_has_events_now_that_a_transform_had_dropped(
+    home: Home,
+) -> None:
+    home.append("t", [Event(b"%d" % n, id=f"id-{n}") for n in range(20)], partition=0)
+    home.create_topic("back", 1)
+    an_archive(home, "half", transform="m:f")
+    drive(home, "half")
+    half = home.archives.get("half")
+    assert half.restore(to="topic:back").events == 10
+    build(home, "half", transform="m:f", codec="gzip")
+    promote(home.context, "half")
+    home.delete("t", ["id-1", "id-2"])
+    assert half.restore(to="topic:back").events == 0, "the same events were dropped again"
+    build(home, "half", codec="zstd")
+    promote(home.context, "half")
+    with pytest.raises(InvalidError, match="is past events in `t/0` from 0 to 20, which the arch"):
+        half.restore(to="topic:back")
+
+
+def test_generations_with_the_same_holes_lack_only_dropped_events() -> None:
+    def ranges(*given: tuple[int, int, int], lost: tuple[Gap, ...] = ()) -> list[Manifest]:
+        return [
+            Manifest("p", "t/0", str(start), str(end), 0, 0, 0, absent=absent, lost=lost)
+            for start, end, absent in given
+        ]
+
+    old = ranges((0, 10, 1), (10, 30, 2), (30, 40, 0))
+    assert alike_ranges(old, ranges((0, 10, 1), (10, 30, 1))) == {("0", "10"), ("10", "30")}
+    assert alike_ranges(old, ranges((0, 10, 2), (10, 40, 1))) == set()
+    some = (Gap("0", "10", "transform", 3),)
+    assert alike_ranges(old, ranges((0, 10, 0), lost=some)) == set()
+    filled = [msgspec.structs.replace(each, filled=1) for each in old]
+    assert alike_ranges(old, filled) == alike_ranges(filled, old) == set()
+    assert alike_ranges([], old) == alike_ranges(old, []) == set()
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_as_many_lost_events_of_another_source_excuse_none(
+    home: Home, comes_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The live generation misses offset 5, which is dropped anyway, and the new one offset 2.
+
+    That may come back after it was read, as into an archive that another generation completes.
+    """
+    lost: dict[str, set[tuple[int, int]]] = {"t": {(0, 5)}, "b": {(0, 2)}}
+
+    def losing(url: str, **how: Any) -> Source:
+        kind, _, name = url.partition(":")
+        if kind == "losing":
+            return Losing(how["open_context"], name, lost[name])
+        return open_source(url, **how)
+
+    monkeypatch.setattr(by_url, "open_source", losing)
+    an_archive(home, "half", source="losing:t", transform="m:f")
+    fill(home, range(8))
+    drive(home, "half")
+    build(home, "half", source="losing:b", transform="m:f")
+    if comes_back:
+        lost["b"].clear()
+    with pytest.raises(InvalidError, match=re.escape("lacks what generation 1 has: `t/0` from 2")):
+        promote(home.context, "half")
 
 
 def test_rollback_to_a_generation_that_lacks_what_a_transform_dropped_is_refused(

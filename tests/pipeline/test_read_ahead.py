@@ -28,7 +28,7 @@ from tidelog.pipeline import read_ahead
 from tidelog.pipeline.base import LocalWorkers, Pipeline, Workers
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.ranges import Due, FilePolicy
+from tidelog.pipeline.ranges import FilePolicy, WaitingEvents
 from tidelog.pipeline.read_ahead import NextRange
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash
@@ -269,7 +269,7 @@ def test_failure_of_what_is_read_ahead_is_reported_after_the_range_before() -> N
 
 @pytest.fixture
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Due, "events_max", lambda _: STEP)
+    monkeypatch.setattr(WaitingEvents, "events_max", lambda _: STEP)
 
 
 def drive(archive: Archive, **how: Any) -> list[CycleReport]:

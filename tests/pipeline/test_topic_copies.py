@@ -256,7 +256,10 @@ def test_proof_lists_the_archive_that_a_topic_with_its_name_was_restored_from(
             how = f"pipeline `{pipeline.name}`"
     erase(shell, "t")
     do = "was not searched: erase these events there too, with `tidelog archive erase a`"
-    assert proof(shell).out_of_reach == [f"archive `a`: {how} copied events from it: {do}"]
+    listed = [f"archive `a`: {how} copied events from it: {do}"]
+    if is_forgotten:  # then its partitions alone show that it had a topic of this name
+        listed.append(f"archive `a`: may have got them from topics named `t`: {do}")
+    assert proof(shell).out_of_reach == listed
 
 
 def test_erase_from_an_archive_lists_topics_that_were_restored_from_it(shell: Shell) -> None:

@@ -231,3 +231,9 @@ def test_ctrl_c_without_a_name_says_how_far_it_came(tidelog: Run) -> None:
         done = finish(playing)
     assert done.code == 143
     assert "with --resume NAME it could resume there" in done.err
+
+
+def test_missing_target_says_how_to_create_it(tidelog: Run) -> None:
+    fill()
+    refused = tidelog("playback", "t", *RANGE, "--to", "topic:drill")
+    assert "or create it with `tidelog topic create drill`" in refused.err

@@ -31,8 +31,7 @@ from tidelog.log.maintenance.verify import verify_topic
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head
 from tidelog.model.playback import Cursor, Pin, TimeRange
-from tidelog.playback import run_queue as ahead_module
-from tidelog.playback import run_queue as standing_module
+from tidelog.playback import run_queue
 from tidelog.playback.merge import BufferBounds, play
 from tidelog.playback.request import pin_topic
 from tidelog.settings import load_settings
@@ -51,7 +50,7 @@ def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Journals played as runs are, and by their row groups."""
     monkeypatch.setattr(journal_module, "_GROUP_ROWS", 4)
     if request.param == "by groups":
-        monkeypatch.setattr(ahead_module, "_WHOLE_BYTES", 0)
+        monkeypatch.setattr(run_queue, "_WHOLE_BYTES", 0)
 
 
 def compiled(stage: Stage, policy: CompilePolicy = ALL) -> None:
@@ -72,11 +71,11 @@ def three_partitions() -> Stage:
 
 def test_a_swap_that_one_thread_has_met_is_met_by_all() -> None:
     stage = three_partitions()
-    standing = standing_module.SwapGuard(stage.context, stage.main)
-    assert standing.note(0) == standing.recent(0)
+    guard = run_queue.SwapGuard(stage.context, stage.main)
+    assert guard.note(0) == guard.recent(0)
     compiled(stage)
-    for look in (standing.check, standing.recent):
-        with pytest.raises(standing_module.SwappedError):
+    for look in (guard.check, guard.recent):
+        with pytest.raises(run_queue.SwappedError):
             look(0)
 
 
@@ -406,10 +405,10 @@ def test_whatever_happens_between_any_two_calls(seed: int) -> None:
 
 
 def test_a_playback_that_trusts_what_it_found_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trusting(self: standing_module.SwapGuard, partition: int) -> Head:
+    def trusting(self: run_queue.SwapGuard, partition: int) -> Head:
         return self._read(partition)
 
-    monkeypatch.setattr(standing_module.SwapGuard, "check", trusting)
+    monkeypatch.setattr(run_queue.SwapGuard, "check", trusting)
     caught = 0
     for seed in range(40):
         try:

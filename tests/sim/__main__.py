@@ -41,11 +41,13 @@ from tests.sim.planted import SEEDS_MAX
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.rebalance import RebalanceWorld
 from tests.sim.recreate_world import RecreateWorld
+from tests.sim.returns_world import ReturnsWorld
 from tests.sim.rollback_world import RollbackWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.signals_world import SignalsWorld
 from tests.sim.staged_world import StagedWorld
 from tests.sim.tasks_world import TasksWorld
+from tests.sim.transforms_world import TransformsWorld
 from tests.sim.world import World
 from tests.test_docs import ROOT
 from tidelog.testing.faults import Fault
@@ -83,6 +85,8 @@ WORLDS: dict[str, type[SimWorld]] = {
     "tasks": TasksWorld,
     "copies": CopiesWorld,
     "backups": BackupsWorld,
+    "transforms": TransformsWorld,
+    "returns": ReturnsWorld,
     "rotation": RotationWorld,
 }
 PLANTED: dict[str, tuple[str, Mapping[str, Any], Callable[[Any, int], bool]]] = {

@@ -69,18 +69,28 @@ class Accountant:
             found: dict[str, Stored] = {}
             for stored in self.folders.contents(key):
                 self.source_of(stored)
-                assert stored.id not in found, f"{stored.id} is in `{key}` twice"
-                found[stored.id or ""] = stored
+                mark = self.mark(stored)
+                assert mark not in found, f"{mark} is in `{key}` twice"
+                found[mark] = stored
             self._files[version] = found
         return self._files[version]
+
+    def mark(self, stored: Stored) -> str:
+        """What an event is known by."""
+        return stored.id or ""
+
+    def may_lack(self, live: Generation, place: Place) -> bool:
+        """Whether a live generation may lack an event that one before it had."""
+        return self.was_deleted(place)
 
     def _check_committed(self, live: Generation) -> None:
         """Every event that a live generation had is still there, unless it was deleted."""
         found = self.counting(live)
         known = self.committed.setdefault(live.archive, {})
         for event_id in known.keys() - found.keys():
-            assert self.was_deleted(known[event_id]), (
-                f"archive `{live.archive}` lost {event_id} of {known[event_id][1:]}: generation "
+            place = known.pop(event_id)
+            assert self.may_lack(live, place), (
+                f"archive `{live.archive}` lost {event_id} of {place[1:]}: generation "
                 f"{live.number} does not have it"
             )
         for event_id in found.keys() - known.keys():
@@ -230,11 +240,19 @@ class Accountant:
             return "archived" if data[offset] else "dead"
         if in_gap:
             return "gap"
-        if is_hole(offset) and self._source(of).startswith("holed:"):
-            return "absent"
         place = (head["incarnation"], int(partition.rpartition("/")[2]), offset)
-        assert self.was_deleted(place), f"{where}: is nowhere, and no gap is recorded"
-        return "erased"
+        kind = self.why_nowhere(of, place, head)
+        assert kind, f"{where}: is nowhere, and no gap is recorded"
+        return kind
+
+    def why_nowhere(self, of: Generation, place: Place, head: Row) -> str:
+        """Why a generation does not have an event, if not for a gap; empty if nothing explains it.
+
+        ``head`` is that of the source partition.
+        """
+        if is_hole(place[2]) and self._source(of).startswith("holed:"):
+            return "absent"
+        return "erased" if self.was_deleted(place) else ""
 
     def _source(self, of: Generation) -> str:
         """The URL of the source that an archive was created with."""
@@ -256,9 +274,13 @@ class Accountant:
         for gap in head["gaps"]:
             assert gap["reason"], f"{partition}: a gap without a reason"
             if gap["reason"] == "files":
-                assert self._source(of).startswith("folder:"), f"{partition}: no folder was read"
+                assert self.reads_folder(of), f"{partition}: no folder was read"
             if gap["reason"] == "retention":
                 self._check_trimmed(head, number, int(gap["start"]), int(gap["end"]))
+
+    def reads_folder(self, of: Generation) -> bool:
+        """Whether a generation was made of a folder of files."""
+        return self._source(of).startswith("folder:")
 
     def check_others(self, live: Generation) -> None:
         """Kept generations have their files, and removed ones have none."""
@@ -296,6 +318,19 @@ class Accountant:
     ) -> None:
         where = f"{of.folder} {partition}"
         assert claim is not None, f"{where}: has no account"
+        self.check_counts(where, rows, tally, claim)
+        assert claim.adds_up, f"{where}: {claim.problem}"
+        at = rows.head["begin"]["position"]
+        for manifest in rows.manifests:
+            assert manifest["start"] == at, f"{where}: a range begins at {manifest['start']}"
+            at = manifest["end"]
+            _check_range(where, manifest)
+        assert at == rows.head["position"], f"{where}: ranges end at {at}"
+
+    def check_counts(
+        self, where: str, rows: SourceRows, tally: Counter[str], claim: Account
+    ) -> None:
+        """The product counts what is counted here."""
         claimed = {
             "archived": claim.archived,
             "dead": claim.dead,
@@ -309,13 +344,6 @@ class Accountant:
             counted |= {"erased": counted["erased"] - each["offsets"]}
         assert claimed == counted, f"{where}: {claim}, not {tally}"
         assert not claim.dropped, f"{where}: {claim}"
-        assert claim.adds_up, f"{where}: {claim.problem}"
-        at = rows.head["begin"]["position"]
-        for manifest in rows.manifests:
-            assert manifest["start"] == at, f"{where}: a range begins at {manifest['start']}"
-            at = manifest["end"]
-            _check_range(where, manifest)
-        assert at == rows.head["position"], f"{where}: ranges end at {at}"
 
 
 def _whole(gaps: Iterable[Row]) -> list[Row]:

@@ -50,7 +50,7 @@ from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import Event
 from tidelog.pipeline.base import LocalWorkers, Workers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.ranges import Due, FilePolicy
+from tidelog.pipeline.ranges import FilePolicy, WaitingEvents
 from tidelog.settings import Settings
 from tidelog.store.base import Store
 from tidelog.testing.faults import Fault, Process
@@ -103,14 +103,6 @@ class ArchiveStore(WatchedStore):
         return list(self._below(prefix))
 
 
-def _open_source(url: str, **how: Any) -> Source:
-    """As the product's, which knows no patterns of its own topics, nor backups with holes."""
-    kind, _, name = url.partition(":")
-    if kind in ("holed", "folder"):
-        return (HoledBackup if kind == "holed" else HoledFolder)(how["open_context"], name)
-    return ManyTopics(how["open_context"], name) if kind == "many" else open_source(url, **how)
-
-
 class ArchivesHome(HomeWorld):
     """One seed's home, with archives and an accountant."""
 
@@ -118,6 +110,7 @@ class ArchivesHome(HomeWorld):
     restarts_max = 10
     attempts = (1, 3, 3, 3)  # most calls here make many requests
     delay_ms = 10_000  # how late events may be, for finalize
+    accountants: type[Accountant] = Accountant
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -126,7 +119,7 @@ class ArchivesHome(HomeWorld):
         self.bare_objects.truth = self.truth
         self.quiet = self._context(faulty=False)
         self.folders = Folders(self.bare_rows, self.bare_objects)
-        self.accountant = Accountant(self.folders, self.truth)
+        self.accountant = self.accountants(self.folders, self.truth)
         self.erasures = Erasures(self.bare_rows, self.bare_objects)
         self.markers = Markers(
             self.folders, self.accountant, self.truth, self.scheduler, self.delay_ms
@@ -148,12 +141,12 @@ class ArchivesHome(HomeWorld):
         ids = self._ids
         patch.setattr(here, "open_store", lambda url, **_: self.store_here())
         patch.setattr(places, "open_store", lambda url, **_: self.store_here())
-        patch.setattr(places, "open_source", _open_source)
+        patch.setattr(places, "open_source", self.open_source)
         patch.setattr(here, "SystemClock", self.clock_here)
         patch.setattr(here, "system_random", lambda: random.Random(self.random.getrandbits(64)))
         for module in (here, uploads, segments):
             patch.setattr(module, "RandomIds", lambda: ids)
-        patch.setattr(Due, "events_max", lambda _: self.random.choice([2, 4, 7]))
+        patch.setattr(WaitingEvents, "events_max", lambda _: self.random.choice([2, 4, 7]))
         patch.setattr(foreign, "find_plugins", lambda *_: ())  # they read many files
         patch.setattr(limits, "COMMITS_UNMERGED", 2)
         patch.setattr(compact, "_MIN", 2)
@@ -179,6 +172,13 @@ class ArchivesHome(HomeWorld):
         return any(each.processes.mark() == mark and each.dead for each in processes)
 
     # For actors.
+
+    def open_source(self, url: str, **how: Any) -> Source:
+        """As the product's, which knows no patterns of its own topics, nor backups with holes."""
+        kind, _, name = url.partition(":")
+        if kind in ("holed", "folder"):
+            return (HoledBackup if kind == "holed" else HoledFolder)(how["open_context"], name)
+        return ManyTopics(how["open_context"], name) if kind == "many" else open_source(url, **how)
 
     def store_here(self) -> Store:
         """The store as the process that runs now reaches it."""
@@ -208,8 +208,8 @@ class ArchivesHome(HomeWorld):
             machine="sim",
         )
         settings = Settings("memory:", "memory:", retry_attempts=3)
-        standing = HomeIdentity("sim")
-        opened = replace(context, settings=settings, standing=standing)
+        identity = HomeIdentity("sim")
+        opened = replace(context, settings=settings, identity=identity)
         return Home(opened, outside)
 
     def event(self) -> Event:
@@ -266,7 +266,7 @@ class ArchivesHome(HomeWorld):
         return self.follower(self.random.randint(1, 12), self.random.choice([1, 3_000]))
 
     def follower(self, looks: int, max_age_ms: int) -> dict[str, Any]:
-        """The options of a driver that follows its source. It stops after so many looks."""
+        """The options of a driver that follows its source. It stops after this number of looks."""
         stop = self.stop()
 
         def look(*_: Any) -> None:

@@ -10,14 +10,14 @@ a copy of what an archive holds of a topic, without every third event; so is a c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
 
-from tidelog.connectors.files import holes
+from tidelog.connectors.files import missing_offsets
 from tidelog.connectors.source import (
     Bounds,
     Chunk,
@@ -103,7 +103,11 @@ class HoledBackup:
         return self.reader(range).read()
 
     def reader(self, range: SourceRange) -> RangeReader:
-        return _Holed(self._topic.reader(range))
+        return _Holed(self._topic.reader(range), self.lacks)
+
+    def lacks(self, partition: SourcePartition, offset: int) -> bool:
+        """Whether the event of an offset is missing."""
+        return is_hole(offset)
 
     def cut(self, start: str, end: str, events: int) -> str:
         return self._topic.cut(start, end, events)
@@ -126,13 +130,14 @@ class HoledFolder(HoledBackup):
         start, limit = range_offsets(range)
         found = [chunk.batch.column("offset").to_numpy() for chunk in self.read(range)]
         held = np.concatenate([*found, np.empty(0, np.int64)])
-        lacking = holes.holes_between(held, start, limit)
-        return holes.missing_in_files(range, lacking, limit - start - read)
+        lacking = missing_offsets.holes_between(held, start, limit)
+        return missing_offsets.missing_in_files(range, lacking, limit - start - read)
 
 
 @dataclass(frozen=True)
 class _Holed:
     reader: RangeReader
+    lacks: Callable[[SourcePartition, int], bool]
 
     @property
     def range(self) -> SourceRange:
@@ -141,7 +146,7 @@ class _Holed:
     def read(self) -> Iterator[Chunk]:
         for chunk in self.reader.read():
             offsets = chunk.batch.column("offset").to_pylist()
-            kept = [not is_hole(offset) for offset in offsets]
+            kept = [not self.lacks(self.range.partition, offset) for offset in offsets]
             yield replace(chunk, batch=chunk.batch.filter(pa.array(kept, pa.bool_())))
 
 

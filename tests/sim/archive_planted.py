@@ -18,6 +18,7 @@ from tests.sim import (
     copies_planted,
     cuts_planted,
     drivers_planted,
+    dropped_planted,
     marks_planted,
     moves_planted,
     rotation_planted,
@@ -37,10 +38,12 @@ from tests.sim.backups_world import BackupsWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.late_world import FoldersWorld, LateWorld
 from tests.sim.moves_world import MovesWorld
+from tests.sim.returns_world import ReturnsWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedWorld
 from tests.sim.stale import check_kind
 from tests.sim.tasks_world import TasksWorld
+from tests.sim.transforms_world import TransformsWorld
 from tidelog.archive import archive as archives
 from tidelog.archive import dead_letters as replay
 from tidelog.archive import generations
@@ -576,4 +579,10 @@ BUGS: Mapping[str, Bug] = {
         "P4", moves_planted.late_range_moves_the_position, LateWorld
     ),
     "new partitions of a recreated topic are read": Bug("P4", _new_partitions_are_read),
+    "dropped events excuse lost ones": Bug(
+        "P4a", dropped_planted.dropped_events_excuse_lost_ones, TransformsWorld
+    ),
+    "deletes count up to a time": Bug(
+        "P4a", dropped_planted.deletes_count_up_to_a_time, ReturnsWorld
+    ),
 }

@@ -40,7 +40,7 @@ from tidelog.maintenance.purge import purge_once
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.pipeline.base import Workers
-from tidelog.pipeline.ranges import Due
+from tidelog.pipeline.ranges import WaitingEvents
 from tidelog.testing.faults import Fault, FaultyCatalog, FaultyStore
 
 __all__ = [
@@ -131,7 +131,7 @@ class CutsWorld(ArchivesWorld):
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         super()._patch(patch)
-        patch.setattr(Due, "cut_events_min", lambda *_: 1)
+        patch.setattr(WaitingEvents, "cut_events_min", lambda *_: 1)
 
     def check_rest(self) -> None:
         self._workers.fails = 0

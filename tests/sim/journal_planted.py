@@ -30,12 +30,12 @@ from tidelog.journal import amend, compile_steps, listing
 from tidelog.journal.amend import Amender
 from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter
 from tidelog.journal.compile import CompileReport, PartitionCompile, PlannedGroup
-from tidelog.journal.compile_steps import Made
+from tidelog.journal.compile_steps import BuiltJournals
 from tidelog.journal.lookup import Lookup, Lookups
 from tidelog.journal.scribe import Scribe
 from tidelog.log.ledger import Copier, ErasedIds
 from tidelog.log.maintenance import object_references, obsolete_rows, sweep
-from tidelog.log.maintenance.unused import Uses
+from tidelog.log.maintenance.unused_objects import ObjectUses
 from tidelog.log.producer.append import Appender
 from tidelog.log.topics import read_head
 from tidelog.model import layout
@@ -171,9 +171,9 @@ def _time_does_not_count(patch: Patch) -> None:
     """A copy leaves out new events too, where an older one had the same id."""
     kept = ErasedIds.kept
 
-    def timeless(self: ErasedIds, events: Any) -> Any:
+    def timeless(self: ErasedIds, events: Any, by: Any = "timestamp") -> Any:
         ever = ErasedIds(dict.fromkeys(self.ids, 1 << 60), dict.fromkeys(self.keys, 1 << 60))
-        return kept(ever, events)
+        return kept(ever, events, by)
 
     patch.setattr(ErasedIds, "kept", timeless)
 
@@ -207,14 +207,16 @@ def _values_are_forgotten(patch: Patch) -> None:
         found.objects = before
 
     patch.setattr(object_references, "_note_amendment", forget)
-    patch.setattr(Uses, "is_settled", lambda *_: True)  # as if no row had to list what goes
+    patch.setattr(ObjectUses, "is_settled", lambda *_: True)  # as if no row had to list what goes
 
 
 def _journal_claims_too_much(patch: Patch) -> None:
     """A journal says that it has all amendments up to the swap."""
     swap_journals = PartitionCompile.swap
 
-    def claim(self: PartitionCompile, planned: PlannedGroup, made: Made) -> CompileReport | None:
+    def claim(
+        self: PartitionCompile, planned: PlannedGroup, made: BuiltJournals
+    ) -> CompileReport | None:
         head, _ = read_head(self._context, self._topic, self._partition)
         journals = tuple(
             msgspec.structs.replace(

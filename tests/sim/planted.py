@@ -42,7 +42,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.journal import recover
-from tidelog.journal.stray_events import Present, StrayEvents, Unit, UnitEvents
+from tidelog.journal.stray_events import StrayEvents, TopicSnapshot, Unit, UnitEvents
 from tidelog.log import notifier as notify
 from tidelog.log import partition_reader as read
 from tidelog.log import readers, topics
@@ -55,7 +55,7 @@ from tidelog.log.ledger import Copier
 from tidelog.log.maintenance import lost_commits, obsolete_rows, sweep, verify
 from tidelog.log.maintenance.obsolete_rows import PRODUCER_EXPIRES_MS
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
-from tidelog.log.maintenance.unused import Uses
+from tidelog.log.maintenance.unused_objects import ObjectUses
 from tidelog.log.notifier import CheckResult, Debounce, NotifyState
 from tidelog.log.partitioner import KeylessTurns
 from tidelog.log.producer.append import Appender, StoredSegment
@@ -378,7 +378,7 @@ def list_nothing(row_id: str, objects: Any) -> list[Put]:
     return []
 
 
-def unnamed_is_garbage(self: Uses, key: str) -> bool:
+def unnamed_is_garbage(self: ObjectUses, key: str) -> bool:
     """Takes for garbage what no row names."""
     return True
 
@@ -466,7 +466,7 @@ def absent_by_dates(self: Any, unit: Unit, events: UnitEvents) -> Any:
     return np.array([r for r, k in enumerate(keys) if not k or key_hash(k) not in gone], np.int64)
 
 
-def present_by_id(self: Present, events: pa.Table) -> tuple[Any, Any]:
+def present_by_id(self: TopicSnapshot, events: pa.Table) -> tuple[Any, Any]:
     """Takes any event with an id for the same one, also one that the recovery has appended."""
     ids = events.column("id").to_pylist()
     there = self._lookup.find(sorted({each for each in ids if each is not None})).events
@@ -565,7 +565,9 @@ BUGS: dict[str, Bug] = {
     "delete without closing": _topics("P1", (topics, "_close_head", no_closing)),
     "heads go with their topic": _topics("P1", (topics, "remove_partition", remove_heads_too)),
     "garbage is what no row names": _rollback(
-        "P1", (obsolete_rows, "list_unused", list_nothing), (Uses, "is_settled", unnamed_is_garbage)
+        "P1",
+        (obsolete_rows, "list_unused", list_nothing),
+        (ObjectUses, "is_settled", unnamed_is_garbage),
     ),
     "segments name own runs only": _rollback("P1", (Appender, "known", known_of_own_runs)),
     "strays go after the grace": _last_commit("P1", (sweep, "_kept_since", noted_long_ago)),
@@ -591,7 +593,7 @@ BUGS: dict[str, Bug] = {
     "strays are not searched for deletes": _rollback(
         "P1, P5", (delete, "search_strays", lambda *_: {})
     ),
-    "one event of an id recovered": _rollback("P1", (Present, "look", present_by_id)),
+    "one event of an id recovered": _rollback("P1", (TopicSnapshot, "look", present_by_id)),
     "staged commits leave no witness": _rollback("P1", (Copier, "bear_witness", no_witness)),
     "proof by dates": _rollback("P1", (lost_commits._Check, "_is_lost", lost_by_dates)),
 }

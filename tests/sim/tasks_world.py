@@ -24,7 +24,7 @@ from tidelog.errors import ConflictError, InvalidError, NotFoundError, TidelogEr
 from tidelog.home import Home
 from tidelog.journal import compile_tasks
 from tidelog.log.topics import find_topic
-from tidelog.pipeline.ranges import Due
+from tidelog.pipeline.ranges import WaitingEvents
 from tidelog.tasks import TaskRunner
 from tidelog.testing.faults import FaultyStore
 from tidelog.testing.scheduler import Scheduler
@@ -136,7 +136,7 @@ class TasksWorld(ArchivesWorld):
         super()._patch(patch)
         for module in (rewrite_range, search, compile_tasks):
             patch.setattr(module, "shared_store", lambda _: self.store_here())
-        patch.setattr(Due, "events_max", lambda _: self.random.choice([7, 16]))
+        patch.setattr(WaitingEvents, "events_max", lambda _: self.random.choice([7, 16]))
 
     def spawn_all(self) -> None:
         super().spawn_all()

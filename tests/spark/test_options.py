@@ -16,7 +16,7 @@ from tidelog.spark.options import (
     BATCH_WRITE,
     STREAM_READ,
     STREAM_WRITE,
-    Use,
+    DataSourceUse,
     read_columns,
     read_options,
     write_options,
@@ -61,7 +61,7 @@ def test_options_come_in_any_case() -> None:
         ({"startoffsets": "latest", "starttime": "-1h"}, STREAM_READ, "give one"),
     ],
 )
-def test_reads_refuse(given: dict[str, str], use: Use, message: str) -> None:
+def test_reads_refuse(given: dict[str, str], use: DataSourceUse, message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         read_options({**PLACE, **given}, use)
 
@@ -82,7 +82,7 @@ def test_reads_refuse(given: dict[str, str], use: Use, message: str) -> None:
         ({"topic": "a*"}, BATCH_WRITE, r"topic name `a\*`"),
     ],
 )
-def test_writes_refuse(given: dict[str, str], use: Use, message: str) -> None:
+def test_writes_refuse(given: dict[str, str], use: DataSourceUse, message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         write_options({**PLACE, **given}, use)
 

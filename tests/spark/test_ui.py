@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -13,13 +15,16 @@ from urllib.parse import urlparse
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.archive.test_archive import an_archive, fill
+from tests.archive.test_archive import an_archive, fill, listed
 from tests.spark.conftest import Read
+from tests.support import spark_hooks
+from tests.support.waiting import until
 from tidelog import Home
 from tidelog.archive.archive import open_pipeline
 from tidelog.archive.generations import begin_backfill
+from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.ranges import Due
+from tidelog.pipeline.ranges import WaitingEvents
 from tidelog.spark import workers
 from tidelog.spark.session import open_spark
 from tidelog.spark.workers import SparkWorkers
@@ -77,7 +82,7 @@ def rows_of(execution: dict[str, Any], node: str) -> list[int]:
 def test_job_of_an_archive_names_it_with_its_ranges_and_counts_tasks(
     filled: Home, local_spark: SparkSession, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Due, "cut_events_min", lambda *_: 200)
+    monkeypatch.setattr(WaitingEvents, "cut_events_min", lambda *_: 200)
     assert drive(filled, local_spark) == 1_000
     (job,) = named(ask("jobs"), "archive of-all, generation 1: ")
     cuts = re.findall(r"t/(\d) (\d+) to (\d+)", job["description"])
@@ -106,6 +111,29 @@ def test_plan_of_a_transform_counts_rows_in_and_out(
     (execution,) = named(ask("sql?length=1000"), "archive of-even, generation 1: ")
     assert rows_of(execution, "MapInArrow") == [2, 1_000]  # outcomes of tasks, and events
     assert rows_of(execution, "Filter") == [500]
+
+
+def test_group_of_jobs_that_is_cancelled_is_done_again(
+    filled: Home,
+    local_spark: SparkSession,
+    ask: Ask,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spark_hooks, "release", tmp_path / "release")
+
+    def jobs(status: str) -> list[dict[str, Any]]:
+        return named(ask(f"jobs?status={status}"), "archive of-held, generation 1: ")
+
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(drive, filled, local_spark, transform="tests.support.spark_hooks:held")
+        until(lambda: run.done() or jobs("running"), 60)
+        local_spark.sparkContext.cancelJobGroup(jobs("running")[0]["jobGroup"])
+        until(lambda: run.done() or jobs("failed"), 60)
+        (tmp_path / "release").touch()
+        assert run.result(60) == 1_000
+    assert jobs("succeeded")
+    assert listed(filled, read_archive(filled.context, "of-held")) == Counter(range(1_000))
 
 
 def test_scan_gives_only_rows_that_pass_pushed_filters(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
 
 from tidelog.errors import NotFoundError
-from tidelog.store.wrappers import fetched_ahead
+from tidelog.store.prefetch import fetch_ahead, fetch_ahead_in_threads
 
 
 def test_everything_comes_in_order_though_fetched_side_by_side() -> None:
@@ -23,23 +24,23 @@ def test_everything_comes_in_order_though_fetched_side_by_side() -> None:
         at_once.discard(number)
         return b"%d" % number
 
-    found = list(fetched_ahead(range(50), fetch))
+    found = list(fetch_ahead_in_threads(fetch, range(50)))
     assert found == [(number, b"%d" % number) for number in range(50)]
     assert max(most) > 1
 
 
 def test_nothing_wanted_gives_nothing() -> None:
-    assert list(fetched_ahead([], lambda _: b"")) == []
+    assert list(fetch_ahead_in_threads(lambda _: b"", [])) == []
 
 
-def test_who_reads_slowly_holds_a_few_only() -> None:
+def test_slow_reader_has_only_a_few_in_memory() -> None:
     fetched: list[int] = []
 
     def fetch(number: int) -> bytes:
         fetched.append(number)
         return b""
 
-    reading = fetched_ahead(count(), fetch)
+    reading = fetch_ahead_in_threads(fetch, count())
     for expected in range(5):
         number, _ = next(reading)
         assert number == expected
@@ -49,13 +50,44 @@ def test_who_reads_slowly_holds_a_few_only() -> None:
     assert not [each for each in threading.enumerate() if each.name.startswith("tidelog-fetch")]
 
 
-def test_an_error_comes_after_what_stands_before_it() -> None:
+def test_error_comes_after_the_results_before_it() -> None:
     def fetch(number: int) -> bytes:
         if number == 4:
             raise NotFoundError("it is gone")
         return b"x"
 
-    reading = fetched_ahead(range(10), fetch)
+    reading = fetch_ahead_in_threads(fetch, range(10))
     assert [next(reading)[0] for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(NotFoundError):
         next(reading)
+
+
+def test_without_a_pool_each_thing_is_fetched_when_it_is_wanted() -> None:
+    fetched: list[int] = []
+
+    def fetch(number: int) -> int:
+        fetched.append(number)
+        return number
+
+    reading = fetch_ahead(None, fetch, range(3), ahead=2)
+    assert next(reading) == (0, 0)
+    assert fetched == [0]
+    assert [number for number, _ in reading] == [1, 2]
+
+
+def test_what_is_not_fetched_yet_is_cancelled_with_the_iteration() -> None:
+    go_on = threading.Event()
+    fetched: list[int] = []
+
+    def fetch(number: int) -> bytes:
+        fetched.append(number)
+        if number:
+            go_on.wait(60)
+        return b""
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = fetch_ahead(pool, fetch, range(10), ahead=5)
+        next(reading)
+        reading.close()
+        go_on.set()
+    assert fetched in ([0], [0, 1])

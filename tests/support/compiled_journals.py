@@ -14,7 +14,7 @@ from tidelog.errors import ConflictError, UnknownOutcomeError
 from tidelog.journal.compile import CompileReport, PartitionCompile, compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.compile_steps import make_journals
-from tidelog.log.maintenance.unused import list_unused
+from tidelog.log.maintenance.unused_objects import list_unused
 from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import read_head
 from tidelog.model import layout

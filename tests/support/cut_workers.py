@@ -20,6 +20,7 @@ class CutWorkers:
 
     random: random.Random
     parallelism: int = 3
+    waves: int = 1
     fails: float = 0.0
     ends_early: float = 0.0
     tasks: int = 0  # run so far

@@ -105,7 +105,7 @@ class LineCalls(ABC):
     def append_lines(
         self, topic: str, source: BinaryIO, **options: Unpack[LineOptions]
     ) -> LineCounts:
-        """Append the lines of a file or a pipe as events, and return what was stored.
+        """Appends the lines of a file or a pipe as events, and returns what was stored.
 
         ``format`` says what a line is: a value (``lines``), a JSON object (``json``), or an event
         as ``tidelog consume --json`` prints it (``events``). ``key_field``, ``id_field``,
@@ -167,11 +167,21 @@ class LineCalls(ABC):
             if "events" in exc.context:
                 raise
             more = {**exc.context, "events": counts.events}
-            raise FailedError(f"{exc}: {counts.stored()}", **more) from exc
+            do = _after_bad_line(counts, is_named=is_named) if "line" in exc.context else ""
+            raise FailedError(f"{exc}: {counts.stored()}{do}", **more) from exc
         except TidelogError as exc:
             if not counts.events:
                 raise
             raise FailedError(f"{counts.stored()}, then: {exc}", events=counts.events) from exc
+
+
+def _after_bad_line(counts: LineCounts, *, is_named: bool) -> str:
+    """Returns what to do about a line that is not valid, so that no line is stored twice."""
+    if is_named:
+        return ": fix the line, and produce the input again under the same name"
+    if counts.last_line:
+        return f": fix the line, and produce the input from line {counts.last_line + 1} on"
+    return ": fix the line or the options, and produce the input again"
 
 
 def _no_progress(counts: LineCounts) -> None:
@@ -434,7 +444,7 @@ class _NamedWriter:
             raise failure
 
     def finish(self, count: int) -> None:
-        """Refuse an input that cannot be the earlier one: its lines were taken for stored ones."""
+        """Refuses an input that cannot be the earlier one: its lines were taken for stored ones."""
         if count < self._before:
             raise FailedError(
                 f"name `{self._name}`: the input ends after line {count}, but {self._before} lines "

@@ -55,7 +55,7 @@ class ErasableArchive(ArchiveView):
         prove: bool = True,
         **options: Unpack[ProveOptions],
     ) -> Proof | ErasedFromArchives:
-        """Erase events from the files of the archive and of its copies, and return the proof.
+        """Erases events from the files of the archive and of its copies, and returns the proof.
 
         Give ids, or a key. For an archive of another system, or of a topic that was deleted: while
         the topic exists, :meth:`Home.erase` erases from its archives too. Files are rewritten, what
@@ -100,7 +100,7 @@ class ErasableArchive(ArchiveView):
         spark: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
     ) -> Proof:
-        """Search all objects that could hold erased events and return what is left of them.
+        """Searches all objects that could hold erased events and returns what is left of them.
 
         For events that :meth:`erase` has erased. ``progress`` gets the bytes of each object. With
         ``spark``, a Spark master, tasks there search the files of archives. Changes nothing;

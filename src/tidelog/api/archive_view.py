@@ -98,7 +98,7 @@ class ArchiveView:
         record_archive_action(self._context, self.name, op, note, who)
 
     def reload(self) -> Archive:
-        """Read the archive's settings and state, keep them in ``info``, and return them.
+        """Reads the archive's settings and state, keeps them in ``info``, and returns them.
 
         >>> home.archives.get("daily").reload().generation
         1
@@ -111,7 +111,7 @@ class ArchiveView:
     def status(
         self, generation: int | None = None, waiting: WaitingTimes | None = None
     ) -> ArchiveStatus:
-        """Return how far the archive is, what waits, and what fails, by source partition.
+        """Returns how far the archive is, what waits, and what fails, by source partition.
 
         ``generation`` is the live one by default. ``waiting`` is kept by a caller that asks again
         and again, so that the source is not asked for the same events.
@@ -123,7 +123,7 @@ class ArchiveView:
         return read_status(self._context, self.reload(), generation, waiting)
 
     def check(self, limits: Limits | None = None, generation: int | None = None) -> list[str]:
-        """Return what is wrong with the archive, a line for each trouble; none: it is healthy.
+        """Returns what is wrong with the archive, a line for each trouble; none: it is healthy.
 
         >>> home.archives.get("daily").check()
         []
@@ -131,7 +131,7 @@ class ArchiveView:
         return troubles(self.status(generation), limits or Limits())
 
     def publish_offsets(self, group: str) -> int:
-        """Publish the archive's positions as offsets of a Kafka consumer group; returns how many.
+        """Publishes the archive's positions as offsets of a Kafka consumer group; returns how many.
 
         For tools that watch consumer groups: the archive itself never reads them. Raises
         ``InvalidError`` for other sources, and for a group that consumers are in.
@@ -161,7 +161,7 @@ class ArchiveView:
         return len(positions)
 
     def metrics(self, waiting: WaitingTimes | None = None) -> str:
-        """Return the archive's Prometheus metrics; ``waiting`` as in :meth:`status`.
+        """Returns the archive's Prometheus metrics; ``waiting`` as in :meth:`status`.
 
         >>> "tidelog_archive" in home.archives.get("daily").metrics()
         True
@@ -178,7 +178,7 @@ class ArchiveView:
         spark: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
     ) -> ArchiveVerifyReport:
-        """Compare rows, manifests and files of a generation and return what was found.
+        """Compares rows, manifests and files of a generation and returns what was found.
 
         With ``source`` the source is asked how many events there were, and with ``deep`` every file
         is read; ``progress`` then gets the bytes of each. With ``spark``, a Spark master, tasks
@@ -194,7 +194,7 @@ class ArchiveView:
         return verify_archive(context, self.reload(), how)
 
     def stored_bytes(self, generation: int | None = None) -> int:
-        """Return the size of all files in a generation's folder.
+        """Returns the size of all files in a generation's folder.
 
         >>> home.archives.get("daily").stored_bytes() > 0
         True
@@ -205,7 +205,7 @@ class ArchiveView:
         return sum(each.size for each in files)
 
     def folder(self, under: str = "", after: str = "") -> FolderPage:
-        """Return the files and folders in a folder of the live generation, up to 500 at a time.
+        """Returns the files and folders in a folder of the live generation, up to 500 at a time.
 
         ``after`` is ``following`` of the page before. Raises ``InvalidError`` for a path with
         empty or relative parts.
@@ -222,7 +222,7 @@ class ArchiveView:
         return FolderPage(prefix, tuple(entries), following)
 
     def history(self, generation: int | None = None, *, bars: int = 60) -> ArchiveHistory:
-        """Return when ranges were committed and how many events they had, in bars of equal width.
+        """Returns when ranges were committed and how many events they had, in bars of equal width.
 
         Reads rows of the newest ranges only; ``is_whole`` says whether these are all.
 
@@ -233,7 +233,7 @@ class ArchiveView:
         return read_history(self._context, self.reload(), generation, bars)
 
     def restore_limit(self, generation: int | None = None) -> str:
-        """Return what a restore cannot bring back; empty where it brings back everything.
+        """Returns what a restore cannot bring back; empty where it brings back everything.
 
         >>> home.archives.get("daily").restore_limit()
         ''
@@ -241,7 +241,7 @@ class ArchiveView:
         return restore_limit(self.info.format_of(generation))
 
     def files(self) -> Iterator[CommittedFile]:
-        """Yield the files that count, with their events, offsets and checksums.
+        """Yields the files that count, with their events, offsets and checksums.
 
         >>> [(file.kind, file.events) for file in home.archives.get("daily").files()]
         [('data', 3)]
@@ -267,7 +267,7 @@ class ArchiveView:
         end: int | None = None,
         generation: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield what the archive's data files hold, as Arrow batches in event columns.
+        """Yields what the archive's data files hold, as Arrow batches in event columns.
 
         By default of all data files. ``files`` are paths, or the ends of paths. ``partition`` is
         the source's: ``orders/0``, or ``0`` where there is one topic. ``start`` and ``end`` are
@@ -282,7 +282,7 @@ class ArchiveView:
     def find(
         self, partition: str, offset: int, generation: int | None = None, *, read: bool = False
     ) -> FindResult:
-        """Return the file that holds an event of the source, or why there is none.
+        """Returns the file that holds an event of the source, or why there is none.
 
         With ``read`` the result has the event too.
 
@@ -295,7 +295,7 @@ class ArchiveView:
     def dead_letters(
         self, *, reason: str | None = None, generation: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield events that could not be archived, in event columns and ``error``.
+        """Yields events that could not be archived, in event columns and ``error``.
 
         ``reason`` selects those whose error contains this text.
 
@@ -317,7 +317,7 @@ class ArchiveView:
         time_zone: str | None = None,
         generation: int | None = None,
     ) -> ReplayPlan:
-        """Return what :meth:`ArchiveHandle.replay` would do, by a trial that changes nothing.
+        """Returns what :meth:`ArchiveHandle.replay` would do, by a trial that changes nothing.
 
         It tries the first 10,000 dead letters: ``tried`` and ``dead`` say whether these are all.
 
@@ -331,22 +331,25 @@ class ArchiveView:
         return plan_replay(self._context, self.reload(), how)
 
     def copies(self) -> list[str]:
-        """Return the names of this archive and of those that were made of it.
+        """Returns the names of this archive and of those that were made of it.
 
         >>> home.archives.get("daily").copies()
         ['daily']
         """
         return [each.archive.name for each in copies_of(self._context, self.reload())]
 
-    def audit(self, event_id: str | None = None) -> Iterator[AuditRecord]:
-        """Yield what :meth:`erase` has erased from the archive and proved, when and why.
+    def audit(
+        self, event_id: str | None = None, *, key: bytes | None = None
+    ) -> Iterator[AuditRecord]:
+        """Yields what :meth:`erase` has erased from the archive and proved, when and why.
 
-        Records have hashes of ids. With an id, only its records come.
+        Records have hashes of ids and keys. With an id, only its records come; with a key, only
+        erasures and proofs by this key.
 
         >>> list(home.archives.get("daily").audit())
         []
         """
-        return read_audit(self._context, self.reload(), event_id=event_id)
+        return read_audit(self._context, self.reload(), event_id=event_id, key=key)
 
     @property
     def is_detached(self) -> bool:
@@ -378,7 +381,7 @@ class ArchiveTables:
     def register(
         self, table: str | None = None, *, keep: bool = False, who: str = ""
     ) -> list[RegisterResult]:
-        """Create a table of the archive's Parquet files, or bring it up to date.
+        """Creates a table of the archive's Parquet files, or brings it up to date.
 
         Returns what was added to each table; without a name, to all of them. With ``keep`` drivers
         bring it up to date after each cycle from now on. Files are registered where they are. The
@@ -406,7 +409,7 @@ class ArchiveTables:
         return done
 
     def keep(self, table: str, keep: bool = True) -> None:
-        """Let drivers bring a table up to date after each cycle, or no longer.
+        """Lets drivers bring a table up to date after each cycle, or no longer.
 
         >>> tables = home.archives.get("daily").tables
         >>> _ = tables.register("delta", keep=True)
@@ -416,7 +419,7 @@ class ArchiveTables:
         change_tables(self._context, found, resolve_table(found, table), keep=keep)
 
     def forget(self, table: str, *, who: str = "") -> None:
-        """Remove a dropped table from the record: erasures and promotes no longer change it.
+        """Removes a dropped table from the record: erasures and promotes no longer change it.
 
         ``who`` is for the audit.
 
@@ -432,7 +435,7 @@ class ArchiveTables:
         forget_table(self._context, found, name)
 
     def status(self) -> builtins.list[TableStatus]:
-        """Return how far each table is, and how many files wait to be added to it.
+        """Returns how far each table is, and how many files wait to be added to it.
 
         A table that cannot be read has its ``error``. Changes nothing.
 
@@ -445,7 +448,7 @@ class ArchiveTables:
         return [table_status(self._context, found, each) for each in found.tables]
 
     def list(self) -> list[str]:
-        """Return the names of all tables that erasures and promotes correct.
+        """Returns the names of all tables that erasures and promotes correct.
 
         >>> home.archives.get("daily").tables.list()
         []

@@ -84,7 +84,7 @@ class Archives:
         kind: ArchiveKind | None = None,
         **options: Unpack[ArchiveOptions],
     ) -> ArchiveHandle:
-        """Create an archive and return its handle. Nothing is archived before it is run.
+        """Creates an archive and returns its handle. Nothing is archived before it is run.
 
         ``source`` is a URL such as ``kafka://host:9092/topic`` or ``topic:orders``. ``kind`` is
         ``partition`` where a ``parser`` is given, else ``backup``. The folder must be empty, and is
@@ -102,7 +102,7 @@ class Archives:
         return ArchiveHandle(self._context, create_archive(self._context, wanted, record))
 
     def get(self, name: str) -> ArchiveHandle:
-        """Return the handle of an archive. Raises ``NotFoundError``.
+        """Returns the handle of an archive. Raises ``NotFoundError``.
 
         >>> home.archives.get("daily").info.source
         'topic:orders'
@@ -115,7 +115,7 @@ class Archives:
             raise NotFoundError(said, **exc.context) from exc
 
     def list(self) -> list[ArchiveHandle]:
-        """Return the handles of all archives, by name; also those that are not ready, or ended.
+        """Returns the handles of all archives, by name; also those that are not ready, or ended.
 
         >>> [archive.name for archive in home.archives.list()]
         ['daily']
@@ -123,7 +123,7 @@ class Archives:
         return [ArchiveHandle(self._context, each) for each in list_archives(self._context)]
 
     def metrics(self, names: Iterable[str] | None = None) -> str:
-        """Return Prometheus metrics of these archives, or of all that are ready.
+        """Returns Prometheus metrics of these archives, or of all that are ready.
 
         >>> "tidelog_archive" in home.archives.metrics()
         True
@@ -136,7 +136,7 @@ class Archives:
         return metrics_text(self._context, ready)
 
     def send_metrics(self, statsd: str, names: Iterable[str] | None = None) -> None:
-        """Send the metrics of these archives, or of all, to a StatsD server at ``HOST:PORT``.
+        """Sends the metrics of these archives, or of all, to a StatsD server at ``HOST:PORT``.
 
         >>> home.archives.send_metrics("127.0.0.1:8125")
         """
@@ -160,7 +160,7 @@ class ArchiveHandle(ErasableArchive):
         dead_share: float | None = None,
         **options: Unpack[ArchiveRunOptions],
     ) -> RunResult:
-        """Archive what the source holds and return what was done.
+        """Archives what the source holds and returns what was done.
 
         With ``follow`` it goes on until ``stop`` is set. ``spark`` is a Spark master; without it
         the work is done in this process. ``start`` changes where an archive begins that has not
@@ -220,7 +220,7 @@ class ArchiveHandle(ErasableArchive):
         return None
 
     def flush(self, timeout_s: float = defaults.FLUSH_TIMEOUT_S, *, who: str = "") -> list[str]:
-        """Have the driver that follows the archive write what waits, and wait for it.
+        """Has the driver that follows the archive write what waits, and waits for it.
 
         Returns the source partitions that still wait when the time is over: none is success. The
         audit records it where ``who`` is given.
@@ -241,7 +241,7 @@ class ArchiveHandle(ErasableArchive):
         return list(wait_until_done(self._context, found.pipeline(), ends, left, timeout_s))
 
     def plan_seek(self, to: str | int, partition: str | None = None) -> list[PositionMove]:
-        """Return where :meth:`seek` would move each position, and what it would skip.
+        """Returns where :meth:`seek` would move each position, and what it would skip.
 
         >>> [move.skipped for move in home.archives.get("daily").plan_seek("latest")]
         [0]
@@ -253,7 +253,7 @@ class ArchiveHandle(ErasableArchive):
     def seek(
         self, to: str | int, partition: str | None = None, *, why: str = "", who: str = ""
     ) -> list[PositionMove]:
-        """Move the archive's position in its source and return what moved.
+        """Moves the archive's position in its source and returns what moved.
 
         ``to`` is ``earliest``, ``latest``, or a position as the status shows it. Without a
         ``partition``, such as ``orders/0`` or ``0``, all positions move. What is skipped becomes a
@@ -277,7 +277,7 @@ class ArchiveHandle(ErasableArchive):
     def replay(
         self, *, spark: str | None = None, **options: Unpack[DeadLetterOptions]
     ) -> ReplayResult:
-        """Try the dead letters again and return how many are archived now.
+        """Tries the dead letters again and returns how many are archived now.
 
         ``parser``, ``granularity`` and ``time_zone`` replace those of the archive. Tables that
         drivers keep up to date list the new files. ``spark`` is a Spark master; without it the work
@@ -311,7 +311,7 @@ class ArchiveHandle(ErasableArchive):
         spark: str | None = None,
         **options: Unpack[RecordedRunOptions],
     ) -> RunResult:
-        """Bring the archive's events into a topic or into Kafka and return what was done.
+        """Brings the archive's events into a topic or into Kafka and returns what was done.
 
         ``to`` is ``topic:NAME`` or ``kafka://host:9092/topic``, which must exist. ``partition``
         keeps the source's partitions (``same``, the default) or chooses them by key. A restore that
@@ -340,7 +340,7 @@ class ArchiveHandle(ErasableArchive):
         dead_share: float | None = None,
         **options: Unpack[BackfillOptions],
     ) -> RunResult:
-        """Build a new generation beside the live one and return what was done.
+        """Builds a new generation beside the live one and returns what was done.
 
         What is not given stays as in the live generation. ``source`` is ``archive:NAME`` to read
         another archive instead of the archive's source. ``start="earliest"`` also reads what came
@@ -399,7 +399,7 @@ class ArchiveHandle(ErasableArchive):
         parser: str | None = None,
         transform: str | None = None,
     ) -> RedoPlan:
-        """Return what :meth:`redo` would write again, and what it would copy.
+        """Returns what :meth:`redo` would write again, and what it would copy.
 
         >>> plan = home.archives.get("daily").plan_redo(dates=["2026-11-14"])
         >>> plan.events, plan.copied_files
@@ -418,7 +418,7 @@ class ArchiveHandle(ErasableArchive):
         dead_share: float | None = None,
         **options: Unpack[RedoOptions],
     ) -> RunResult:
-        """Build a new generation that writes a part of the archive again and copies the rest.
+        """Builds a new generation that writes a part of the archive again and copies the rest.
 
         ``dates`` are days of the archive's folders, as ``2026-11-15``; ``topics`` and
         ``partitions`` are those of its source. The events are those that the files hold now. A
@@ -453,7 +453,7 @@ class ArchiveHandle(ErasableArchive):
         spark_conf: Mapping[str, str] | None = None,
         who: str = "",
     ) -> Archive:
-        """Make the generation that was built the live one and return the archive's settings.
+        """Makes the generation that was built the live one and returns the archive's settings.
 
         It is brought up to the live one first. Raises ``InvalidError`` if it lacks events that the
         live one has, unless ``force`` accepts that they are lost. The old generation is kept.
@@ -479,7 +479,7 @@ class ArchiveHandle(ErasableArchive):
         spark_conf: Mapping[str, str] | None = None,
         who: str = "",
     ) -> Archive:
-        """Make a kept generation the live one again and return the archive's settings.
+        """Makes a kept generation the live one again and returns the archive's settings.
 
         It gets all events that came in since first. ``generation`` says which one, if several are
         kept. Raises ``InvalidError`` as :meth:`promote` does. ``who`` is for the audit.
@@ -498,7 +498,7 @@ class ArchiveHandle(ErasableArchive):
         return self.info
 
     def drop(self, generation: int, *, force: bool = False, who: str = "") -> None:
-        """Delete a generation that is being built or kept, with its files.
+        """Deletes a generation that is being built or kept, with its files.
 
         Raises ``InvalidError`` for the live one, and if the generation has events that neither the
         live one nor the source has, unless ``force``. ``who`` is for the audit.
@@ -522,7 +522,7 @@ class ArchiveHandle(ErasableArchive):
         dry_run: bool = False,
         who: str = "",
     ) -> FinalizeResult:
-        """Put ``_SUCCESS`` into date folders that are complete and return which these are.
+        """Puts ``_SUCCESS`` into date folders that are complete and returns which these are.
 
         ``delay`` is how late events may be. ``notify`` is a URL that gets a POST for each folder.
         The audit records it where ``who`` is given.
@@ -548,7 +548,7 @@ class ArchiveHandle(ErasableArchive):
     # Deleting.
 
     def delete(self, *, files: bool = False, lost: bool = False, who: str = "") -> None:
-        """End the archive: drivers stop, and trims no longer wait for it. Its files stay.
+        """Ends the archive: drivers stop, and trims no longer wait for it. Its files stay.
 
         With ``files`` its files are deleted too, and its name is free. ``lost`` is for an archive
         outside of the home whose folder is gone: it frees the name. Raises ``NotFoundError``, also

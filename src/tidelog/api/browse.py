@@ -6,7 +6,6 @@ import contextlib
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
 
@@ -18,7 +17,7 @@ from tidelog.model.event import Event
 from tidelog.model.topic import Topic, partition_for
 from tidelog.playback.search import SearchQuery, SearchResult, search_partition
 
-__all__ = ["BrowseCalls", "Tail"]
+__all__ = ["BrowseCalls", "LookBack", "Tail"]
 
 _SEARCH_S = 1.0  # that one search may take
 _AT_ONCE = 1_000  # events of a partition before the next partition has its turn
@@ -31,19 +30,19 @@ class BrowseCalls(ABC):
 
     @abstractmethod
     def topic(self, name: str) -> Topic:
-        """Return the topic with a name. Raises ``NotFoundError``."""
+        """Returns the topic with a name. Raises ``NotFoundError``."""
 
     @abstractmethod
     def partitions(self, topic: str, *, runs: bool = True) -> list[PartitionState]:
-        """Return the state of each partition."""
+        """Returns the state of each partition."""
 
     @abstractmethod
     def _reader(self, topic: str, partition: int, start: int) -> Reader:
-        """Return a reader of a partition. Raises if the partition does not begin with ``start``."""
+        """Returns a reader of a partition. Raises if it does not begin with ``start``."""
 
     @abstractmethod
     def _check_open(self) -> None:
-        """Raise ``InvalidError`` if the home is closed."""
+        """Raises ``InvalidError`` if the home is closed."""
 
     def read(
         self,
@@ -52,7 +51,7 @@ class BrowseCalls(ABC):
         start: int | None = None,
         end: int | None = None,
     ) -> Iterator[Event]:
-        """Yield the events of ``[start, end)`` of a partition, or up to the end that is there now.
+        """Yields the events of ``[start, end)`` of a partition, or up to the end that is there now.
 
         Without a partition, yield the events of all partitions, one partition after another.
         Offsets need a partition if the topic has several. ``playback`` yields events by time.
@@ -70,7 +69,7 @@ class BrowseCalls(ABC):
         start: int | None = None,
         end: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the same as Arrow batches in event columns.
+        """Yields the same as Arrow batches in event columns.
 
         >>> sum(batch.num_rows for batch in home.read_arrow("orders"))
         3
@@ -80,9 +79,9 @@ class BrowseCalls(ABC):
                 yield part.arrow()
 
     def sql(
-        self, query: str, values: Sequence[Any] | Mapping[str, Any] | None = None
+        self, query: str, values: Sequence[object] | Mapping[str, object] | None = None
     ) -> pa.RecordBatchReader:
-        """Run a query of topics and archives by name, and return a reader of its rows.
+        """Runs a query of topics and archives by name, and returns a reader of its rows.
 
         DuckDB runs it. ``values`` are for the ``?`` or ``$name`` of the query. A name with other
         characters than letters, digits and ``_`` goes in double quotes; where a topic and an
@@ -101,7 +100,7 @@ class BrowseCalls(ABC):
         return run_query(self.context, query, values)
 
     def peek(self, topic: str, max_events: int = 10) -> list[Event]:
-        """Return the newest events of all partitions, oldest first, by time.
+        """Returns the newest events of all partitions, oldest first, by time.
 
         >>> [event.id for event in home.peek("orders", 2)]
         ['order-2', 'order-3']
@@ -109,11 +108,13 @@ class BrowseCalls(ABC):
         if max_events < 1:
             raise InvalidError(f"peek: {max_events} events: give 1 or more")
         states = self.partitions(topic, runs=False)
-        found = [event for state in states for event in self._last(topic, state, max_events)]
+        found = [
+            event for state in states for event in self._last(topic, state, max_events, state.next)
+        ]
         return heapq.nlargest(max_events, found, key=_by_time)[::-1]
 
     def tail(self, topic: str, *, wait_s: float = 1.0) -> Iterator[Event]:
-        """Yield events as they are appended, for ever, beginning with those that come after this.
+        """Yields events as they are appended, for ever, beginning with those that come after this.
 
         Events of one partition come in order. Looks for new events every ``wait_s`` seconds. Skips
         events that are trimmed before it reads them.
@@ -131,7 +132,7 @@ class BrowseCalls(ABC):
         start: int | None = None,
         limit: int = 50,
     ) -> SearchResult:
-        """Return events of a partition that fit a query: by key, id, text or fields of their JSON.
+        """Returns events of a partition that fit a query: by key, id, text or fields of their JSON.
 
         Fields are conditions such as ``amount > 10 and user.id = u-7`` (``SearchQuery.where``).
         Without ``partition`` it looks where the query's key belongs, or in partition 0. It looks
@@ -174,15 +175,63 @@ class BrowseCalls(ABC):
                 first = partition_ends(self.context, found, [each])[each][0]
             yield from self._reader(topic, each, first).read(first, end)
 
-    def _last(self, topic: str, state: PartitionState, count: int) -> list[Event]:
-        """Returns the last events of a partition. Reads further back where events were erased."""
+    def _last(self, topic: str, state: PartitionState, count: int, end: int) -> list[Event]:
+        """Returns the last events before an offset. Reads further back where events were erased."""
         window = count
         while True:
-            start = max(state.start, state.next - window)
-            found = list(self.read(topic, state.partition, start, state.next))
+            start = max(state.start, end - window)
+            found = list(self.read(topic, state.partition, start, end))
             if len(found) >= count or start == state.start:
                 return found[-count:]
             window *= 4
+
+
+class LookBack:
+    """The newest events of all partitions, and then older ones, page by page.
+
+    Each page takes the last events of partitions, so that the next page, which begins below them,
+    misses none. A late event therefore counts as new as the newest event before it.
+    """
+
+    def __init__(self, home: BrowseCalls, topic: str, before: Mapping[int, int]) -> None:
+        self._home = home
+        self._topic = topic
+        self._states = home.partitions(topic, runs=False)
+        self.ends = {  # offsets below which events were not looked at yet
+            each.partition: min(each.next, before.get(each.partition, each.next))
+            for each in self._states
+        }
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are offsets that were not looked at."""
+        return any(self.ends[each.partition] > each.start for each in self._states)
+
+    def page(self, query: SearchQuery, limit: int, looked_max: int) -> tuple[list[Event], int]:
+        """Returns events that fit, the newest first, and how many events were looked at."""
+        looked = self._newest(looked_max)
+        found = query.keep(looked)[:limit]
+        if len(found) == limit:  # the rest belongs to the next page
+            looked = looked[: looked.index(found[-1]) + 1]
+        for event in looked:
+            at = event.position
+            self.ends[at.partition] = min(self.ends[at.partition], at.offset)
+        if len(looked) < looked_max and len(found) < limit:
+            self.ends = {each.partition: each.start for each in self._states}
+        return sorted(found, key=_by_time, reverse=True), len(looked)
+
+    def _newest(self, count: int) -> list[Event]:
+        """Returns the last events of the partitions, the newest first."""
+        ranked: list[tuple[tuple[int, int, int], Event]] = []
+        for state in self._states:
+            end, newest_ms = self.ends[state.partition], 0
+            if end <= state.start:
+                continue
+            for event in self._home._last(self._topic, state, count, end):
+                rank = _by_time(event)
+                newest_ms = max(newest_ms, rank[0])
+                ranked.append(((newest_ms, *rank[1:]), event))
+        return [event for _, event in heapq.nlargest(count, ranked, key=lambda each: each[0])]
 
 
 class Tail:

@@ -27,7 +27,7 @@ from tidelog.log.consumer.move import (
     plan_move,
     seek_cursor,
 )
-from tidelog.log.status import Lag, consumer_lag, consumer_names
+from tidelog.log.status import Lag, Members, MemberState, consumer_lag, consumer_names
 from tidelog.model.address import nearest
 from tidelog.model.event import Event, check_timestamp, to_iso
 from tidelog.model.topic import Topic
@@ -153,7 +153,7 @@ class _Drain:
         return min(self._how.max_batch, self._how.max_events - self.events)
 
 
-Batch = list[Event]
+EventList = list[Event]  # ``list`` is a method below
 
 
 class Consumers:
@@ -171,7 +171,7 @@ class Consumers:
             yield ConsumerHandle(self._context, self.topic, name)
 
     def get(self, name: str, *, deleting: bool = False) -> ConsumerHandle:
-        """Return the handle of a consumer. Raises ``NotFoundError``.
+        """Returns the handle of a consumer. Raises ``NotFoundError``.
 
         With ``deleting`` also of one whose delete did not finish, to delete it again.
 
@@ -195,7 +195,7 @@ class Consumers:
     def drain(
         self,
         name: str,
-        handle: Callable[[Batch], object],
+        handle: Callable[[EventList], object],
         start: Start = "earliest",
         how: DrainOptions | None = None,
     ) -> int:
@@ -214,7 +214,7 @@ class Consumers:
         )
 
     def list(self) -> list[ConsumerHandle]:
-        """Return the handles of all consumers, by name.
+        """Returns the handles of all consumers, by name.
 
         >>> home.consumers("orders").list()
         []
@@ -235,7 +235,7 @@ class ConsumerHandle:
         return f"ConsumerHandle({self.topic.name!r}, {self.name!r})"
 
     def lag(self) -> list[Lag]:
-        """Return how far the consumer is behind, partition by partition.
+        """Returns how far the consumer is behind, partition by partition.
 
         >>> with home.consumer("orders", "billing") as consumer:
         ...     _ = consumer.poll()
@@ -246,7 +246,7 @@ class ConsumerHandle:
         return consumer_lag(self._context, self.topic, self.name)
 
     def behind(self) -> int:
-        """Return how many events the consumer has not handled, in all partitions.
+        """Returns how many events the consumer has not handled, in all partitions.
 
         >>> with home.consumer("orders", "billing") as consumer:
         ...     _ = consumer.poll()
@@ -255,8 +255,18 @@ class ConsumerHandle:
         """
         return sum(each.events for each in self.lag())
 
+    def members(self) -> list[MemberState]:
+        """Returns the members that share the partitions, with their hosts and processes.
+
+        >>> with home.consumer("orders", "billing") as consumer:
+        ...     _ = consumer.poll()
+        ...     len(home.consumers("orders").get("billing").members())
+        1
+        """
+        return Members().list(self._context, self.topic, self.name)
+
     def plan_seek(self, to: str | int | datetime, partition: int) -> CursorMove:
-        """Return where :meth:`seek` would move one cursor, and what that skips or repeats.
+        """Returns where :meth:`seek` would move one cursor, and what that skips or repeats.
 
         >>> with home.consumer("orders", "billing") as consumer:
         ...     _ = consumer.poll()
@@ -266,7 +276,7 @@ class ConsumerHandle:
         return plan_move(self._context, self.topic, self.name, partition, _place(to))
 
     def move(self, partition: int, to: int, version: str, *, who: str = "") -> bool:
-        """Move a cursor as a plan says; False if the consumer committed since the plan.
+        """Moves a cursor as a plan says; False if the consumer committed since the plan.
 
         >>> with home.consumer("orders", "billing") as consumer:
         ...     _ = consumer.poll()
@@ -282,7 +292,7 @@ class ConsumerHandle:
     def seek(
         self, to: str | int | datetime, partition: int | None = None, *, who: str = ""
     ) -> list[CursorMove]:
-        """Move the consumer's cursors and return where they were and are.
+        """Moves the consumer's cursors and returns where they were and are.
 
         ``to`` is ``earliest``, ``latest``, an offset, or a time. Without ``partition`` all cursors
         move. Members that run go on from there. ``who`` is for the audit. Raises ``InvalidError``
@@ -301,7 +311,7 @@ class ConsumerHandle:
         return [self._seek(to, each, who) for each in chosen]
 
     def delete(self, *, force: bool = False, who: str = "") -> None:
-        """Delete the consumer with its cursors, so that trims do not wait for it. Events stay.
+        """Deletes the consumer with its cursors, so that trims do not wait for it. Events stay.
 
         Raises ``NotFoundError``, and ``InvalidError`` while a member is alive, unless ``force``: a
         member that goes on then begins again, as a new consumer does. ``who`` is for the audit.

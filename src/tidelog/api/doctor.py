@@ -101,7 +101,8 @@ def _home(text: str | None, world: World) -> Iterator[HealthCheck]:
             return
         context = open_context(text, world=world)
     except TidelogError as exc:
-        yield HealthCheck("home", "problem", exc.message, "see the message")
+        said, _, do = exc.message.rpartition(": ")
+        yield HealthCheck("home", "problem", said or exc.message, do if said else "")
         return
     try:
         yield HealthCheck("home", "ok", context.home_id)
@@ -140,7 +141,7 @@ def _parts(context: Context) -> Iterator[HealthCheck]:
         yield HealthCheck("catalog", "problem", problem, "run `tidelog verify`")
     yield _clock(context)
     yield from _disk(context.store.url)
-    copy_of = context.standing.copy_of
+    copy_of = context.identity.copy_of
     if copy_of:
         do = "run `tidelog home adopt`, or with --moved if the original is gone"
         yield HealthCheck("identity", "warning", f"is a copy of the home at {copy_of}", do)

@@ -259,7 +259,7 @@ class JournalCalls(ABC):
         spark_conf: Mapping[str, str] | None = None,
         **options: Unpack[CompileOptions],
     ) -> CompileReport:
-        """Compile topics, by default all that are ready, and return what was done.
+        """Compiles topics, by default all that are ready, and returns what was done.
 
         Runs become fewer, larger objects, with updates and deletes applied; ``policy`` says when
         that is worth it, and is always by default. With ``spark``, a Spark master, tasks run there.
@@ -288,7 +288,7 @@ class JournalCalls(ABC):
     def compile_bytes(
         self, topics: Iterable[str] | None = None, policy: CompilePolicy | None = None
     ) -> int:
-        """Return how many bytes of these topics a compile by this policy would read.
+        """Returns how many bytes of these topics a compile by this policy would read.
 
         >>> home.compile_bytes(["orders"]) > 0
         True
@@ -298,7 +298,7 @@ class JournalCalls(ABC):
         return sum(waiting_bytes(self.context, each, wanted) for each in found)
 
     def amendments_waiting(self, topics: Iterable[str] | None = None) -> int:
-        """Return how many updates and deletes of these topics are not compiled in yet.
+        """Returns how many updates and deletes of these topics are not compiled in yet.
 
         >>> home.update("orders", "order-1", b"{}")
         >>> home.amendments_waiting(["orders"])
@@ -312,7 +312,7 @@ class JournalCalls(ABC):
         return [self.topic(each) for each in topics]
 
     def spark_tasks(self, spark: str, spark_conf: Mapping[str, str] | None = None) -> TaskRunner:
-        """Return what runs the heavy work of a scribe on Spark: pass it to :meth:`scribe`.
+        """Returns what runs the heavy work of a scribe on Spark: pass it to :meth:`scribe`.
 
         ``spark`` is a Spark master. The session starts with the first work.
 

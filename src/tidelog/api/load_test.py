@@ -102,7 +102,7 @@ class LoadReport:
 def load_test(
     plan: LoadPlan, on_second: Callable[[LoadReport], None] = lambda report: None
 ) -> LoadReport:
-    """Send sample traffic to a server and return how it was answered.
+    """Sends sample traffic to a server and returns how it was answered.
 
     The events are stored, so use a separate topic. ``on_second`` gets the report so far, once a
     second. Raises ``UnavailableError`` if no server listens.

@@ -29,7 +29,14 @@ from tidelog.journal.lookup import Lookups, check_id
 from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
 from tidelog.log.maintenance.incarnations import inspect_home
 from tidelog.log.maintenance.sweep import SweepReport
-from tidelog.log.maintenance.trim import BeforeTime, TrimResult, TrimTo, before_time, trim_topic
+from tidelog.log.maintenance.trim import (
+    BeforeTime,
+    TrimResult,
+    TrimTo,
+    before_time,
+    plan_trim,
+    trim_topic,
+)
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
 from tidelog.log.readers import Past, check_readers
 from tidelog.log.status import read_heads
@@ -48,7 +55,7 @@ if TYPE_CHECKING:
     from tidelog.erasure.updates import ArchiveUpdate
     from tidelog.maintenance.purge import Erasure, ErasureWatch
 
-__all__ = ["EraseOptions", "MaintenanceCalls", "ProveOptions"]
+__all__ = ["EraseOptions", "MaintenanceCalls", "ProveOptions", "TrimOptions"]
 
 
 class ProveOptions(TypedDict, total=False):
@@ -66,6 +73,14 @@ class EraseOptions(ProveOptions, total=False):
 
     incarnation: str  # erase from this topic only, and from no other that has the name now
     progress: Callable[[int], None]  # gets the bytes of each step of a search by key
+
+
+class TrimOptions(TypedDict, total=False):
+    """How a topic is trimmed."""
+
+    dry_run: bool  # change nothing, and return what would be deleted
+    incarnation: str  # trim this topic only, and no other that has the name now
+    who: str  # for the audit
 
 
 class MaintenanceCalls(ABC):
@@ -91,7 +106,7 @@ class MaintenanceCalls(ABC):
 
     @abstractmethod
     def topic(self, name: str) -> Topic:
-        """Return the topic with a name. Raises ``NotFoundError``."""
+        """Returns the topic with a name. Raises ``NotFoundError``."""
 
     @abstractmethod
     def amender(self, topic: str, why: Why) -> Amender:
@@ -129,7 +144,7 @@ class MaintenanceCalls(ABC):
         return Jobs(self.context)
 
     def update_archives(self, topic: str, ids: Iterable[str]) -> list[ArchiveUpdate]:
-        """Give archived events the values that the topic has now; returns what was changed.
+        """Gives archived events the values that the topic has now; returns what was changed.
 
         Rewrites the files of the topic's archives that hold these ids, under their names, and
         corrects their tables. ``unchanged`` of a result says why files keep the old values. An
@@ -179,7 +194,7 @@ class MaintenanceCalls(ABC):
         prove: bool = True,
         **options: Unpack[EraseOptions],
     ) -> Proof | DeleteResult:
-        """Erase events for good, from a topic and its archives, and return the proof.
+        """Erases events for good, from a topic and its archives, and returns the proof.
 
         Give ids, or the key of the events. All readers stop seeing them, the topic is compiled,
         files of archives are rewritten, what is left over is swept, and then every object that
@@ -233,7 +248,7 @@ class MaintenanceCalls(ABC):
         deleted: DeleteResult | None = None,
         **options: Unpack[ProveOptions],
     ) -> Proof:
-        """Remove the bytes of deleted events, search for what is left, and record the proof.
+        """Removes the bytes of deleted events, searches for what is left, and records the proof.
 
         Waits for ranges of archives that were planned before the delete. Searches again if all
         that is left may be an append under way. ``deleted`` is the result of a delete of these ids
@@ -267,7 +282,7 @@ class MaintenanceCalls(ABC):
     def delete(
         self, topic: str, ids: str | Iterable[str], *, why: str = "", who: str | None = None
     ) -> DeleteResult:
-        """Hide all events that have one of these ids from readers; their bytes go later.
+        """Hides all events that have one of these ids from readers; their bytes go later.
 
         No reader that starts after this returned sees them. Maintenance removes their bytes from
         the topic and from files of archives; ``erase`` does so at once, and proves it. For a single
@@ -296,7 +311,7 @@ class MaintenanceCalls(ABC):
         who: str | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> DeleteResult:
-        """Delete all events that have this key, up to the current ends, as ``delete`` does.
+        """Deletes all events that have this key, up to the current ends, as ``delete`` does.
 
         Reads the keys of the whole topic, and calls ``progress`` with the bytes read so far.
 
@@ -318,7 +333,7 @@ class MaintenanceCalls(ABC):
         spark: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
     ) -> Erasure:
-        """Remove the bytes of all deleted events of a topic and return what was done.
+        """Removes the bytes of all deleted events of a topic and returns what was done.
 
         Compiles the topic, rewrites files of its archives, and sweeps. Objects younger than
         ``grace`` stay for readers that are under way. Waits for ranges of archives that may still
@@ -345,7 +360,7 @@ class MaintenanceCalls(ABC):
         spark: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
     ) -> Proof:
-        """Search all objects that could hold erased events and return what is left of them.
+        """Searches all objects that could hold erased events and returns what is left of them.
 
         ``progress`` gets the bytes of each object. With ``spark``, a Spark master, tasks there
         search the topic's objects and the files of archives. Changes nothing.
@@ -361,7 +376,7 @@ class MaintenanceCalls(ABC):
         return prove_erased(context, found, wanted, list(keys), progress or _ignore)
 
     def record_proof(self, proof: Proof, *, why: str = "", who: str | None = None) -> None:
-        """Write the hash of a proof to the audit of its topic or archive, as ``erase`` does.
+        """Writes the hash of a proof to the audit of its topic or archive, as ``erase`` does.
 
         A file of the proof can then be checked against the home: :meth:`has_proof`.
 
@@ -375,7 +390,7 @@ class MaintenanceCalls(ABC):
         record_proof(self.context, self._proved(proof), proof, self.reason(why, who))
 
     def has_proof(self, proof: Proof) -> bool:
-        """Return whether the audit of this home has the hash of a proof, such as a loaded one.
+        """Returns whether the audit of this home has the hash of a proof, such as a loaded one.
 
         >>> home.has_proof(home.erase("orders", ids=["order-2"]))
         True
@@ -385,7 +400,7 @@ class MaintenanceCalls(ABC):
         return is_recorded(self.context, self._proved(proof), proof)
 
     def _proved(self, proof: Proof) -> Owner:
-        """Return the topic or archive that a proof is about."""
+        """Returns the topic or archive that a proof is about."""
         if proof.archive:
             return read_archive(self.context, proof.archive)
         return self.topic(proof.topic)
@@ -399,7 +414,7 @@ class MaintenanceCalls(ABC):
         spark: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
     ) -> Turn | None:
-        """Do one turn of what a home needs: compile, erase from archives, sweep.
+        """Does one turn of what a home needs: compile, erase from archives, sweep.
 
         Returns what was done, or None while another process does it. After ``budget_s`` the next
         turn goes on where this one ended. Sweeps leave what is younger than ``grace``; with None
@@ -427,7 +442,7 @@ class MaintenanceCalls(ABC):
         spark_conf: Mapping[str, str] | None = None,
         report: Callable[[SupervisedPart], None] | None = None,
     ) -> None:
-        """Drive all archives and pumps of the home until ``stop`` is set.
+        """Drives all archives and pumps of the home until ``stop`` is set.
 
         One that fails is tried again and does not stop the others. What is created meanwhile is
         found within seconds. All share one Spark session where ``spark`` is a master; it starts
@@ -452,30 +467,40 @@ class MaintenanceCalls(ABC):
         *,
         before: str | int | datetime | None = None,
         past_readers: Past = False,
-        who: str = "",
+        **options: Unpack[TrimOptions],
     ) -> list[TrimResult]:
-        """Delete the oldest events of a topic and return what each partition lost.
+        """Deletes the oldest events of a topic and returns what each partition lost.
 
         ``before`` is a time: text such as ``-30d`` or ``2026-11-01``, milliseconds, or an aware
         ``datetime``. Instead, ``to`` is one of :class:`BeforeTime`, :class:`ToOffsets` and
         :class:`KeepBytes`, or a time as text. Raises ``InvalidError`` if a consumer, an archive, a
         pump or a playback has not read the events, unless ``past_readers`` accepts that they are
-        lost to it: True for all, or names such as ``billing`` or ``consumer:billing``. The audit
-        records a trim that deletes something, with ``who``.
+        lost to it: True for all, or names such as ``billing`` or ``consumer:billing``. With
+        ``dry_run`` it changes nothing and returns what it would delete. With ``incarnation``, that
+        of ``home.topic(topic)``, it refuses a topic that was created again since. The audit records
+        a trim that deletes something, with ``who``.
 
         >>> [done.new_start for done in home.trim("orders", before="2026-01-01")]
         [0]
         >>> [done.new_start for done in home.trim("orders", tidelog.ToOffsets({0: 2}))]
         [2]
         """
+        check_options("trim", options, TrimOptions)
         wanted = to if before is None else before
         if wanted is None or None not in (to, before):
             raise InvalidError("trim: give one of `to` and `before`")
         found = self.topic(topic)
+        check_shown(f"topic `{topic}`", options.get("incarnation", ""), found.incarnation)
         if isinstance(wanted, str):
             wanted = before_time(self.context, found, wanted)
         elif isinstance(wanted, int | datetime):
             wanted = BeforeTime(check_timestamp(wanted))
+
+        if options.get("dry_run"):
+            plan = plan_trim(self.context, found, wanted)
+            starts = {each.partition: each.new_start for each in plan}
+            check_readers(self.context, found, past_readers, starts)
+            return plan
 
         def check(starts: Mapping[int, int]) -> None:
             check_readers(self.context, found, past_readers, starts)
@@ -483,6 +508,7 @@ class MaintenanceCalls(ABC):
             moved = {each: start for each, start in starts.items() if start > heads[each].start}
             if moved:
                 note = ", ".join(f"{each} to {start}" for each, start in sorted(moved.items()))
+                who = options.get("who", "")
                 record_action(self.context, "topic trim", f"topic {topic}", note, who)
 
         with freeing(self.catalog):
@@ -491,7 +517,7 @@ class MaintenanceCalls(ABC):
     def sweep(
         self, grace: str | int = defaults.SWEEP_GRACE, *, accept_loss: Iterable[str] = ()
     ) -> SweepReport:
-        """Delete objects that nothing refers to and that are older than ``grace``.
+        """Deletes objects that nothing refers to and that are older than ``grace``.
 
         Covers topics, archives and pipelines. An error of an archive is raised when the rest is
         done. Where a topic's objects show that the catalog has lost commits, nothing of it is
@@ -515,7 +541,7 @@ class MaintenanceCalls(ABC):
         spark: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
     ) -> VerifyReport:
-        """Read every event of a topic, past the cache, and return what is damaged or lost.
+        """Reads every event of a topic, past the cache, and returns what is damaged or lost.
 
         ``progress`` gets the bytes of each step. With ``spark``, a Spark master, tasks there read
         the objects. Changes nothing.
@@ -529,7 +555,7 @@ class MaintenanceCalls(ABC):
         return verify_topic(context, self.topic(topic), self._pool, progress)
 
     def inspect(self) -> list[str]:
-        """Return what is wrong with the catalog as a whole, beside what :meth:`verify` finds.
+        """Returns what is wrong with the catalog as a whole, beside what :meth:`verify` finds.
 
         >>> home.inspect()
         []

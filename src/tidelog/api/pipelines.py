@@ -10,7 +10,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack, cast
+from typing import Literal, TypedDict, Unpack, cast
 
 from tidelog.api.spark_workers import open_workers
 from tidelog.archive.metrics import pipelines_text
@@ -20,6 +20,7 @@ from tidelog.connectors.source import RowSource
 from tidelog.context import Context
 from tidelog.coordination.audit import record_action
 from tidelog.errors import InvalidError, TidelogError
+from tidelog.log.consumer.dead_letter_topics import DeadLetterRecorder
 from tidelog.log.consumer.handler import (
     Append,
     Handler,
@@ -33,6 +34,7 @@ from tidelog.model.event import Event
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport, LocalWorkers, Pipeline
+from tidelog.pipeline.deletion_audit import record_deletion
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import (
     PumpOptions,
@@ -193,7 +195,7 @@ class Pumps:
         who: str = "",
         **fields: Unpack[PumpFields],
     ) -> PumpHandle:
-        """Return a pump from a source into a topic, created if it is new.
+        """Returns a pump from a source into a topic, created if it is new.
 
         Its name follows from source and topic unless one is given. The topic must exist.
         ``partition`` chooses partitions by key, or keeps the source's numbers. ``who`` is for the
@@ -219,7 +221,7 @@ class Pumps:
         return PumpHandle(self._context, find_pipeline(self._context, opened.name), opened)
 
     def get(self, name: str) -> PumpHandle:
-        """Return the handle of a pump. Raises ``NotFoundError``.
+        """Returns the handle of a pump. Raises ``NotFoundError``.
 
         >>> _ = home.create_topic("copies")
         >>> _ = home.pumps.create("copy", source="topic:orders", topic="copies")
@@ -229,7 +231,7 @@ class Pumps:
         return PumpHandle(self._context, find_pipeline(self._context, name))
 
     def metrics(self) -> str:
-        """Return Prometheus metrics of all pumps and restores.
+        """Returns Prometheus metrics of all pumps and restores.
 
         >>> isinstance(home.pumps.metrics(), str)
         True
@@ -237,7 +239,7 @@ class Pumps:
         return pipelines_text(self._context)
 
     def list(self, *, restores: bool = False) -> list[PumpHandle]:
-        """Return the handles of all pumps, by name; with ``restores`` restores and streams too.
+        """Returns the handles of all pumps, by name; with ``restores`` restores and streams too.
 
         >>> home.pumps.list()
         []
@@ -288,7 +290,7 @@ class PumpHandle:
         spark: str | None = None,
         **options: Unpack[PumpRunOptions],
     ) -> RunResult:
-        """Bring the source's events into the topic, each once, and return what was done.
+        """Brings the source's events into the topic, each once, and returns what was done.
 
         With ``follow`` it goes on until ``stop`` is set. ``spark`` is a Spark master; without it
         the work is done in this process. Several processes that run the pump share the source's
@@ -318,7 +320,7 @@ class PumpHandle:
         return run_pipeline(self._context, pipeline, how)
 
     def plan_seek(self, to: str | int, partition: str | None = None) -> list[PositionMove]:
-        """Return where :meth:`seek` would move, what is skipped, and what comes again.
+        """Returns where :meth:`seek` would move, what is skipped, and what comes again.
 
         >>> _ = home.create_topic("copies")
         >>> pump = home.pumps.create("copy", source="topic:orders", topic="copies")
@@ -337,7 +339,7 @@ class PumpHandle:
         why: str = "",
         who: str = "",
     ) -> list[PositionMove]:
-        """Move the position of the pump, or of a stream, in its source and return what moved.
+        """Moves the position of the pump, or of a stream, in its source and returns what moved.
 
         ``to`` is ``earliest``, ``latest``, or a position as the status shows it. Without a
         ``partition``, such as ``orders/0`` or ``0``, all positions move. Moving back brings events
@@ -362,8 +364,8 @@ class PumpHandle:
             return stream_pipeline(self._context, self.info)
         return open_pump(self._context, pump_options(self.info), LocalWorkers())
 
-    def fetch_row(self, event: Event) -> dict[str, Any] | None:
-        """Return the row that an event is a change of, as it is now; None if it is gone.
+    def fetch_row(self, event: Event) -> dict[str, object] | None:
+        """Returns the row that an event is a change of, as it is now; None if it is gone.
 
         For events of a change log: the event's key is the row's primary key. Values are as CQL
         writes them in JSON. Raises ``InvalidError`` for other sources and keys.
@@ -377,7 +379,7 @@ class PumpHandle:
         return _fetch_row(self._context, self.info.source, f"pump `{self.name}`", event)
 
     def status(self, *, source: bool = True) -> PumpStatus:
-        """Return how far the pump is, what waits, and what fails, by source partition.
+        """Returns how far the pump is, what waits, and what fails, by source partition.
 
         Without ``source`` the source is not asked, and what waits is not known.
 
@@ -389,7 +391,7 @@ class PumpHandle:
         return read_pump_status(self._context, self.info, source=source)
 
     def delete(self, *, who: str = "") -> None:
-        """Delete the pump. What it has written stays. Raises ``InvalidError`` while it runs.
+        """Deletes the pump. What it has written stays. Raises ``InvalidError`` while it runs.
 
         ``who`` is for the audit.
 
@@ -399,11 +401,11 @@ class PumpHandle:
         []
         """
         kind = "stream" if self.is_stream else "restore" if self.is_restore else "pump"
-        record_action(self._context, f"{kind} delete", f"{kind} {self.name}", who=who)
+        record_deletion(self._context, self.info, kind, who)
         delete_pipeline(self._context, self.name, self.info.incarnation)
 
 
-def _fetch_row(context: Context, url: str, what: str, event: Event) -> dict[str, Any] | None:
+def _fetch_row(context: Context, url: str, what: str, event: Event) -> dict[str, object] | None:
     source = open_source(
         url,
         environ=context.environ,
@@ -439,7 +441,7 @@ class Stream:
         return f"Stream({self.source!r})"
 
     def run(self, handler: Handler, *, name: str, **options: Unpack[StreamOptions]) -> int:
-        """Give the handler each event at least once; returns how many events it handled.
+        """Gives the handler each event at least once; returns how many events it handled.
 
         The catalog keeps the position under the ``name``, and moves it after the handler returned,
         every second where the source can resume there: a run that was killed repeats about the
@@ -455,7 +457,11 @@ class Stream:
         check_options(f"run of stream `{name}`", options, StreamOptions)
         letters = options.get("dead_letter")
         settings = {key: options[key] for key in HandlerSettings.__annotations__ if key in options}  # type: ignore[literal-required]
-        to = dead_letter_to(self._append, letters, name) if letters else None
+        to = None
+        if letters:
+            by = f"stream `{name}`"
+            recorder = DeadLetterRecorder(self._context, self.source, letters, by)
+            to = dead_letter_to(self._append, letters, name, recorder)
         how = HandlerOptions(dead_letter=to, **cast(HandlerSettings, settings))
         workers = HandlerWorkers(self._context, handler, how)
 
@@ -480,8 +486,8 @@ class Stream:
             raise exc.error from None
         return workers.handled
 
-    def fetch_row(self, event: Event) -> dict[str, Any] | None:
-        """Return the row that an event is a change of, as it is now; None if it is gone.
+    def fetch_row(self, event: Event) -> dict[str, object] | None:
+        """Returns the row that an event is a change of, as it is now; None if it is gone.
 
         For the change log of a table. Raises ``InvalidError`` for other sources.
 

@@ -65,7 +65,7 @@ class Playbacks:
         self._context = context
 
     def forget(self, name: str) -> None:
-        """Forget a playback, so that its name is free. What it has played stays.
+        """Forgets a playback, so that its name is free. What it has played stays.
 
         Raises ``NotFoundError``, and ``InvalidError`` while a process plays it.
 
@@ -76,7 +76,7 @@ class Playbacks:
         forget_playback(self._context, name)
 
     def list(self) -> list[KnownPlayback]:
-        """Return all playbacks with names, finished or not, by name.
+        """Returns all playbacks with names, finished or not, by name.
 
         >>> home.playbacks.list()
         []
@@ -87,7 +87,7 @@ class Playbacks:
 def play_to(
     context: Context, asked: PlaybackRequest, name: str | None, options: PlayOptions
 ) -> PlaybackResult:
-    """Play to a sink, under a name if one is given, and return what was played."""
+    """Plays to a sink, under a name if one is given, and returns what was played."""
     check_playback_sink(asked.sink, named=name is not None)
     stop = options.get("stop") or threading.Event()
     how = PlaybackOptions(

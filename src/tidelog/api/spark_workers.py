@@ -130,6 +130,10 @@ class LateWorkers:
     def parallelism(self) -> int:
         return self._workers().parallelism
 
+    @property
+    def waves(self) -> int:
+        return self._workers().waves
+
     def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         return self._workers().run(tasks)
 

@@ -42,7 +42,7 @@ __all__ = ["Allow", "SqlValues", "printable", "run_query"]
 
 T = TypeVar("T")
 
-SqlValues = Sequence[Any] | Mapping[str, Any] | None
+SqlValues = Sequence[object] | Mapping[str, object] | None
 """Values for the ``?`` or ``$name`` of a query."""
 Allow = Callable[[str, str], bool]
 """Whether a query may see a ``topic`` or an ``archive`` of this name."""
@@ -68,6 +68,7 @@ _OWN_VIEW = re.compile(r"duckdb_|pg_|sqlite_|pragma_", re.IGNORECASE)
 _MISSING = re.compile(r"Table with name (\S+) does not exist")
 _BARE_OFFSET = re.compile(r"\nLINE .*(?<![\w.\"])offset\b", re.IGNORECASE)
 _FIELD_OF_BYTES = re.compile(r"Cannot extract field '(.+?)' from expression \"(key|value)\"")
+_CHANGES = ("ALTER", "CREATE", "CREATE_FUNC", "DELETE", "DROP", "INSERT", "MERGE_INTO", "UPDATE")
 _INTERRUPT_S = 0.05
 _DUCKDB_ERRORS = (duckdb.Error, pa.ArrowException, OSError)  # its readers raise Arrow's
 
@@ -186,6 +187,13 @@ class _Session:
             statements = self.connection.extract_statements(query)
             if len(statements) != 1:
                 raise InvalidError(f"sql: found {len(statements)} statements: give one")
+            if (kind := statements[0].type.name) in _CHANGES:
+                word = kind.partition("_")[0]
+                raise InvalidError(
+                    f"sql: {word} would change nothing, as topics and archives are read-only here: "
+                    "append with `tidelog produce`, change events with `tidelog update` and "
+                    "`tidelog delete`, write rows to a file with COPY (SELECT …) TO 'FILE'"
+                )
             params = None if values is None else _params(values)
             relation = self.connection.sql(query, params=params)
             if relation is None:

@@ -33,13 +33,14 @@ from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import counting_files, read_partitions
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.partition_reader import Reader
-from tidelog.log.run_reader import Amendments, Cut, EventRows, describe_run, in_turn, read_run
+from tidelog.log.run_reader import Amendments, Cut, EventRows, describe_run, read_run
 from tidelog.log.run_reader import fetch_run as fetch_bytes
 from tidelog.log.topics import read_head
 from tidelog.model.archive import Archive
 from tidelog.model.partition_rows import Head, Run
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
+from tidelog.store.prefetch import fetch_ahead
 from tidelog.tasks import Pool
 
 __all__ = ["ArchiveTable", "EventTable", "Scans", "TopicTable", "Unreadable", "as_dataset"]
@@ -265,7 +266,7 @@ class TopicTable(EventTable):
             return not _possible(self.schema, filter, [(group, self._statement(partition, bounds))])
 
         with Pool(_AHEAD, "tidelog-fetch") as pool:
-            for piece, data in in_turn(pool, self._fetch, pieces, _AHEAD):
+            for piece, data in fetch_ahead(pool, self._fetch, pieces, _AHEAD):
                 cut = Cut(
                     piece.start,
                     piece.end,

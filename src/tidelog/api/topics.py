@@ -25,6 +25,7 @@ from tidelog.log.topics import (
     change_topic,
     create_topic,
     delete_topic,
+    find_target,
     find_topic,
     list_topics,
 )
@@ -61,7 +62,7 @@ class TopicCalls(ABC):
         max_latency_ms: int = defaults.NOTIFY_LATENCY_MS,
         who: str = "",
     ) -> Topic:
-        """Create a topic and return it; its partitions are fixed for good.
+        """Creates a topic and returns it; its partitions are fixed for good.
 
         ``slot`` is how finely the index by time is divided. New events are announced to the URLs in
         ``notify``, at most once in ``max_latency_ms`` for a partition. ``who`` is for the audit.
@@ -87,7 +88,7 @@ class TopicCalls(ABC):
         return create_topic(self.context, wanted, self._record_once("create", name, who))
 
     def topic(self, name: str) -> Topic:
-        """Return the topic of this name. Raises ``NotFoundError``.
+        """Returns the topic of this name. Raises ``NotFoundError``.
 
         >>> home.topic("orders").partitions
         1
@@ -96,7 +97,7 @@ class TopicCalls(ABC):
         return find_topic(self.context, name)
 
     def topics(self) -> list[Topic]:
-        """Return all topics, by name.
+        """Returns all topics, by name.
 
         >>> [topic.name for topic in home.topics()]
         ['orders']
@@ -112,7 +113,7 @@ class TopicCalls(ABC):
         max_latency_ms: int | None = None,
         who: str = "",
     ) -> Topic:
-        """Change where the notifications of a topic go, or how often they come; returns the topic.
+        """Changes where the notifications of a topic go, or how often they come; returns the topic.
 
         ``notify`` are all URLs that it has from now on, none if empty. What is not given stays. A
         process that continues to append notices within ten seconds. A copied home notifies what it
@@ -132,7 +133,7 @@ class TopicCalls(ABC):
     def delete_topic(
         self, name: str, *, past_readers: Past = False, incarnation: str = "", who: str = ""
     ) -> None:
-        """Delete a topic with all its events and consumers. Raises ``NotFoundError``.
+        """Deletes a topic with all its events and consumers. Raises ``NotFoundError``.
 
         Raises ``InvalidError`` if a consumer, an archive, a pump or a playback has not read all of
         its events, unless ``past_readers`` accepts that they are lost to it: True for all, or names
@@ -162,7 +163,7 @@ class TopicCalls(ABC):
             delete_topic(self.context, name, check, closed, incarnation)
 
     def partitions(self, topic: str, *, runs: bool = True) -> list[PartitionState]:
-        """Return what each partition holds; without ``runs`` only where it starts and ends.
+        """Returns what each partition holds; without ``runs`` only where it starts and ends.
 
         >>> [(each.start, each.next, each.events) for each in home.partitions("orders")]
         [(0, 3, 3)]
@@ -170,7 +171,7 @@ class TopicCalls(ABC):
         return partition_states(self.context, self.topic(topic), self._pool, runs)
 
     def partition_for(self, topic: str, key: bytes) -> int:
-        """Return the partition that a key's events go to: ``int(sha256(key)) mod N``.
+        """Returns the partition that a key's events go to: ``int(sha256(key)) mod N``.
 
         >>> home.partition_for("orders", b"customer-7")
         0
@@ -178,14 +179,14 @@ class TopicCalls(ABC):
         return partition_for(key, self.topic(topic).partitions)
 
     def watch(self, topic: str) -> None:
-        """Let this process notify a topic's targets of what it commits there by other ways.
+        """Lets this process notify a topic's targets of what it commits there by other ways.
 
         >>> home.watch("orders")
         """
-        self._notifier.watch(self.topic(topic))
+        self._notifier.watch(find_target(self.context, topic))
 
     def notify(self, topic: str, partition: int) -> int | None:
-        """Notify a topic's targets of a partition's newest event now, whether they know it or not.
+        """Notifies a topic's targets of a partition's newest event, even if they know it.
 
         For a function that stops before the end and wants to be called again. Returns the offset,
         None for an empty partition. Raises ``InvalidError`` if there are no targets, or if one
@@ -198,7 +199,7 @@ class TopicCalls(ABC):
         """
         found = self.topic(topic)
         found.check_partition(partition)
-        if not found.notify or not self.context.standing.owns(found.home):
+        if not found.notify or not self.context.identity.owns(found.home):
             raise InvalidError(
                 f"topic `{topic}`: this home notifies no targets of it: give some with `tidelog "
                 f"topic change {topic} --notify URL`"

@@ -252,6 +252,8 @@ def sink_settings(archive: Archive, generation: int | None = None) -> ArchiveSin
         format_settings=settings_of(written_as.format_settings),
         file_bytes_max=archive.max_bytes,
         dead_share_max=archive.dead_share_max,
+        name=archive.name,
+        is_building=generation is not None and generation == archive.building,
         owner=archive.owner_content.decode() if archive.home else "",
     )
 

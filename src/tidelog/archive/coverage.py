@@ -14,7 +14,8 @@ that was read or completed from that generation's files has everything they have
 What was erased is left out of the comparison by the audits, which name it. Counts of erased events
 would excuse others. A range only counts, and does not list, the offsets that its own transform
 dropped. So a range lacks something if more offsets are missing than that, if one of them lies in a
-gap that the range lists, or if its source lacked more offsets than the other generation does.
+gap that the range lists, or if its source lacked more offsets than the other generation does. Fewer
+missing offsets prove nothing: ``dropped_events`` shows if they were dropped.
 
 **Damaged commits.** Files or manifests of a commit may be missing or damaged. A backfill skips such
 commits after a person accepts that, one whole commit at a time. What is left of such a commit stays
@@ -35,6 +36,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from tidelog.archive.dropped_events import DroppedEvents
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.catalog.update import read_stable
 from tidelog.codec.event_json import plain_rows
@@ -300,16 +302,16 @@ class LackingEvents:
         wanted = before
         if len(np.setdiff1d(before, now)):  # an erasure may not have reached the old one yet
             wanted = self._offsets(self._old, partition, spans, self._erased(partition))
+        dropped = DroppedEvents(self._context, self._archive, self._old, self._new, partition)
         for manifest, (start, end) in doubtful:
             lacking = np.setdiff1d(_within(wanted, start, end), _within(now, start, end))
             lacking = np.setdiff1d(lacking, np.array(manifest.erased, np.int64))
             held = len(_within(before, start, end))
-            if len(lacking) > manifest.dropped or (
-                len(lacking)
-                and (
-                    _unread(manifest) > _span(manifest) - held
-                    or any(len(_within(lacking, *gap)) for gap in _listed_gaps(manifest))
-                )
+            if len(lacking) and (
+                len(lacking) > manifest.dropped
+                or _unread(manifest) > _span(manifest) - held
+                or any(len(_within(lacking, *gap)) for gap in _listed_gaps(manifest))
+                or not dropped.are_all_of(manifest, lacking)
             ):
                 yield MissingRange(partition, str(lacking[0]), str(lacking[-1] + 1))
             elif int(manifest.end) <= int(old.end):

@@ -114,6 +114,7 @@ class ReplayResult:
     files: int = 0  # of data
 
     def add(self, report: CycleReport) -> None:
+        """Counts what one cycle has committed."""
         for manifest in report.committed.values():
             self.tried += manifest.read
             self.replayed += manifest.written

@@ -91,7 +91,7 @@ def end_archive(context: Context, name: str, shown: str = "") -> Archive:
 def _end(context: Context, name: str, shown: str) -> Archive:
     archive = _present(context, name, shown)
     if is_outside(context, archive):
-        context.standing.check(f"archive `{name}` in `{archive.place}`")
+        context.identity.check(f"archive `{name}` in `{archive.place}`")
         if not is_detached(context, archive):
             # Raises unless the folder is there and ours, before any change.
             files_at(context, archive)

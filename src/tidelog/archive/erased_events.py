@@ -15,7 +15,11 @@ the erasure, another archive of the same topic. So each range skips what is name
   than the archive's own. When that topic is deleted, its deletes are copied to the audits of its
   archives.
 
-The account counts skipped events as erased.
+Deletes from a topic count by offset, unless only files set aside hold the event: a later one with
+its id or key is a new event, even if its time is earlier. A copied folder may hold older events of
+an erased key, which the topic had trimmed and no archive had. So a key also counts below the starts
+that the topic had then, and so do ids that were found in archives. The account counts skipped
+events as erased.
 
 A range reads audits after putting its intent, and an erasure looks for intents after putting its
 record. So if a range does not see an erasure, the erasure finds the range's intent or commit, and
@@ -178,14 +182,15 @@ class ErasedBefore:
         own = origin_of(self.context, self.archive.pipeline(self.generation), partition)
         if own is None:
             return NO_ERASED_ROWS
-        found = _FoundDeletions(set(), {}, {})
+        found = _FoundDeletions(set(), {}, {}, {}, {})
         for above, copy in archives_above(self.context, self.archive, self.generation):
             for record in read_audit(self.context, above):
                 self._add_own(found, record, copy, own)
         if (self.with_topic or self.archive.format_of(self.generation).source) and own[1]:
             self._add_deletions(found, own[0])
         offsets = np.array(sorted(found.offsets), np.int64)
-        return ErasedRows(offsets, ErasedIds(found.ids, found.keys))
+        trimmed = ErasedIds(found.trimmed_ids, found.trimmed_keys)
+        return ErasedRows(offsets, ErasedIds(found.ids, found.keys), trimmed)
 
     def _add_own(
         self,
@@ -195,22 +200,23 @@ class ErasedBefore:
         own: tuple[Origin, bool],
     ) -> None:
         """Adds what a record of an archive names."""
-        here: list[AuditedEvent] = []
-        for event in record.events:
-            source = record.sources[event.partition]
-            origin = Origin(source.partition, source.incarnation)
-            if origin == UNKNOWN_ORIGIN or is_same_event(copy, self.generation, origin, own):
-                here.append(event)
+        origins = [Origin(each.partition, each.incarnation) for each in record.sources]
+        numbers = {
+            number
+            for number, origin in enumerate(origins)
+            if origin == UNKNOWN_ORIGIN or is_same_event(copy, self.generation, origin, own)
+        }
+        here = [each for each in record.events if each.partition in numbers]
         found.offsets.update(event.offset for event in here if event.offset >= 0)
-        if here:
+        if record.archived:
             found.enter(record, here)
+        elif numbers:  # of the topic that the archive had
+            found.enter_unplaced(record, record.events)
+            starts = enumerate(record.starts)
+            found.enter_trimmed(record, [s for n, s in starts if n in numbers])
 
     def _add_deletions(self, found: _FoundDeletions, own: Origin) -> None:
-        """Adds what was deleted from the topic that the events come from.
-
-        Ids count only if no offset is known, for events that only files set aside hold: the topic
-        may have another event with the same id, which a producer sent again.
-        """
+        """Adds what was deleted from the topic that the events come from."""
         name = own.partition.rpartition("/")[0]
         for topic in list_topics(self.context):
             if topic.name != name or not is_of_topic(own, topic):
@@ -222,21 +228,48 @@ class ErasedBefore:
             for record, events in deletion_records(self.context, topic):
                 here = [each for each in events if str(each.partition) == number]
                 found.offsets.update(each.offset for each in here if each.offset >= 0)
-                found.enter(record, [each for each in events if each.offset < 0])
+                found.enter_unplaced(record, events)
+                starts = enumerate(record.starts if events else ())
+                found.enter_trimmed(record, [s for n, s in starts if str(n) == number])
 
 
 class _FoundDeletions(NamedTuple):
     offsets: set[int]
     ids: dict[bytes, int]
     keys: dict[bytes, int]
+    trimmed_ids: dict[bytes, int]  # the last offset
+    trimmed_keys: dict[bytes, int]
 
-    def enter(self, record: AuditRecord, events: Iterable[AuditedEvent]) -> None:
+    def enter(self, record: AuditRecord, events: Collection[AuditedEvent]) -> None:
         """Adds the key of a record, or the ids of some of its events, up to its time."""
         if not record.until_ms:
             return
-        for times, marks in (
-            (self.keys, [record.key] if record.key else []),
-            (self.ids, [] if record.key else [each.id for each in events if each.id is not None]),
-        ):
-            for digest in map(key_digest, marks):
-                times[digest] = max(times.get(digest, 0), record.until_ms)
+        if record.key:
+            _add(self.keys, [record.key] if events else [], record.until_ms)
+        else:
+            _add(self.ids, [each.id for each in events if each.id], record.until_ms)
+
+    def enter_unplaced(self, record: AuditRecord, events: Iterable[AuditedEvent]) -> None:
+        """Adds events of a topic that have no offset, as only files set aside hold them.
+
+        The others count by their offsets. A delete reads up to the ends of its topic, so an event
+        with the same id or key at a later offset is a new one, whatever its time.
+        """
+        unplaced = [each for each in events if each.offset < 0]
+        if record.until_ms and all(each.id for each in unplaced):
+            _add(self.ids, [each.id for each in unplaced if each.id], record.until_ms)
+        else:
+            self.enter(record, unplaced)
+
+    def enter_trimmed(self, record: AuditRecord, starts: Iterable[int]) -> None:
+        """Adds the key of a record, or its ids, below the starts that partitions had then."""
+        last = max(starts, default=0) - 1
+        if last >= 0 and record.key:
+            _add(self.trimmed_keys, [record.key], last)
+        elif last >= 0:
+            _add(self.trimmed_ids, [each.id for each in record.events if each.id], last)
+
+
+def _add(ends: dict[bytes, int], marks: Iterable[str], last: int) -> None:
+    for digest in map(key_digest, marks):
+        ends[digest] = max(ends.get(digest, last), last)

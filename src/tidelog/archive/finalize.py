@@ -142,7 +142,7 @@ def finalize(
     """
     how = how or FinalizeOptions()
     if how.notify:
-        context.standing.check(f"notification target `{shown_target(how.notify)}`")
+        context.identity.check(f"notification target `{shown_target(how.notify)}`")
     target = cast(Listener, open_target(how.notify, context.environ)) if how.notify else None
     check_active(archive)
     sources = _sources(context, archive)

@@ -125,7 +125,7 @@ def begin_backfill(context: Context, name: str, written_as: ArchiveFormat) -> tu
         if archive.formats[building] != written_as:
             raise InvalidError(
                 f"archive `{name}`: generation {building} is being built with other settings: "
-                f"give the same ones, or drop it with `archive drop {name} {building}`"
+                f"give the same ones, or drop it with `tidelog archive drop {name} {building}`"
             )
         return archive
 

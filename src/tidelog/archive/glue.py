@@ -38,7 +38,7 @@ from tidelog.archive.table_files import (
     TableAddition,
     TableFile,
     TablePlan,
-    Through,
+    TablePosition,
     date_of,
 )
 from tidelog.archive.table_files import object_url as url_of
@@ -325,7 +325,7 @@ class GlueTable(CatalogTable[dict[str, Any]]):
             f"table `glue:{self.where}`: Glue has no database `{self._database}`: create it"
         )
 
-    def _state(self, table: dict[str, Any] | None) -> Through | None:
+    def _state(self, table: dict[str, Any] | None) -> TablePosition | None:
         """Returns how far the table is. Raises ``InvalidError`` for one that is not ours."""
         if table is None:
             return None
@@ -336,7 +336,7 @@ class GlueTable(CatalogTable[dict[str, Any]]):
         """Step 1."""
         keys = self._plan.partition_fields(files)
         archive = self._plan.archive
-        first = Through(archive.incarnation, archive.generation, {}, self._plan.home)
+        first = TablePosition(archive.incarnation, archive.generation, {}, self._plan.home)
         root = self._root(files)
         table: dict[str, Any] = {
             "Name": self._name,
@@ -369,7 +369,7 @@ class GlueTable(CatalogTable[dict[str, Any]]):
         columns = [_column(each) for each in self._plan.columns if each.name.lower() not in keys]
         return {**table, "StorageDescriptor": {**table["StorageDescriptor"], "Columns": columns}}
 
-    def _update(self, table: dict[str, Any], after: Through, location: str) -> None:
+    def _update(self, table: dict[str, Any], after: TablePosition, location: str) -> None:
         """Step 3."""
         storage = {**table["StorageDescriptor"], "Location": location}
         parameters = {**table["Parameters"], _STATE: msgspec.json.encode(after).decode()}

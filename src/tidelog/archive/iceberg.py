@@ -32,7 +32,7 @@ from tidelog.archive.table_files import (
     TableAddition,
     TableFile,
     TablePlan,
-    Through,
+    TablePosition,
     date_of,
     iceberg_properties,
     object_url,
@@ -183,7 +183,7 @@ class IcebergTable(CatalogTable[Snapshot]):
         """Returns whether a snapshot names files of a generation, by its summary or manifests."""
         said = snapshot.summary.get(_STATE) if snapshot.summary is not None else None
         if said is not None:
-            return decode_json(said, Through).generation == generation
+            return decode_json(said, TablePosition).generation == generation
         folder = self._plan.archive.folder(generation)
         below = _url(object_url(self._store, f"{folder}/"))
         try:
@@ -221,7 +221,7 @@ class IcebergTable(CatalogTable[Snapshot]):
             and (each.file_size_in_bytes, each.record_count) != (file.entry.size, file.entry.events)
         ]
 
-    def _state(self, table: Snapshot | None) -> Through | None:
+    def _state(self, table: Snapshot | None) -> TablePosition | None:
         if table is None:
             return None
         said = table.properties.get(_STATE)

@@ -218,6 +218,10 @@ def file_rows(where: str, format: str = "") -> Iterator[pa.RecordBatch]:
 
     Looks for a sidecar next to it. Raises ``NotFoundError``, ``CorruptError``, or ``InvalidError``
     if the name does not show the format.
+
+    >>> [file] = home.archives.get("daily").files()
+    >>> sum(batch.num_rows for batch in tidelog.read_file(f"{home.store.url}/{file.path}"))
+    3
     """
     scheme, colon, _ = where.partition(":")
     address = f"file:{where}" if colon and scheme.isalnum() and len(scheme) > 1 else ""

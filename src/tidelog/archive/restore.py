@@ -39,7 +39,8 @@ from tidelog.connectors.source import (
     missing_in,
 )
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import read_partitions
+from tidelog.coordination.commits import read_manifests
+from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, ArchiveFormat
@@ -113,7 +114,7 @@ def open_restore(
     chosen = "" if wanted.generation is None else f"?generation={wanted.generation}"
     source = _ArchiveSnapshot(source_at(context, f"archive:{archive.name}{chosen}"))
     if not is_inside(wanted.sink()):
-        context.standing.check(f"restore of `{archive.name}` into `{wanted.to}`")
+        context.identity.check(f"restore of `{archive.name}` into `{wanted.to}`")
     sink = RestorableSink(sink_at(context, wanted.sink(), source=source.url))
     sink.check([each.text for each in source.partitions()])
     named = ensure_pipeline(context, _restore_record(context, archive, sink))
@@ -124,7 +125,11 @@ def open_restore(
             f"{_partition_choice(named.sink)}: continue so, or restore into another target"
         )
     found = _passed(context, archive.pipeline(wanted.generation), named.incarnation)
-    passed = [each.text for each in found if _holds_events(source, each)]
+    passed = [each.text for each in found if _count_events(source, each)]
+    more = _undropped(context, archive.pipeline(wanted.generation), named.incarnation)
+    passed += [
+        f"events in {each.text}" for each, events in more if _count_events(source, each) > events
+    ]
     if passed:
         raise InvalidError(
             f"restore of `{archive.name}` to `{wanted.to}`: is past {', '.join(passed[:_SHOWN])}, "
@@ -148,11 +153,40 @@ def _passed(context: Context, archived: str, restored: str) -> Iterator[MissingR
                 yield MissingRange(partition, str(start), last)
 
 
-def _holds_events(source: Source, passed: MissingRange) -> bool:
-    """Returns whether there are events in a range; its offsets may never have had any."""
+def _undropped(
+    context: Context, archived: str, restored: str
+) -> Iterator[tuple[MissingRange, int]]:
+    """Yields where the archive may have events that were only counted as missing when restored.
+
+    What a transform dropped, what a folder lacked here and there, and what was never there is
+    counted, and not listed. A promoted generation may have some of it. Also yields how many events
+    were restored there.
+    """
+    for partition in read_partitions(context, restored):
+        held, done = (read_covered(context, each, partition) for each in (archived, restored))
+        head = read_progress(context, restored, partition)
+        if held is None or done is None or head is None or not done.by_offset:
+            continue
+        missing = head.totals.absent + sum(gap.offsets for gap in head.gaps if gap.is_partial)
+        if not missing or not held.by_offset or not is_same_sequence(held, done):
+            continue
+        start, end = max(int(held.begin), int(done.begin)), min(int(held.end), int(done.end))
+        if start < end and _counted_missing(context, archived, partition, end) < missing:
+            yield MissingRange(partition, str(start), str(end)), head.ordinal
+
+
+def _counted_missing(context: Context, pipeline: str, partition: str, end: int) -> int:
+    """Returns how many offsets before an end had no event, without whole gaps and erased events."""
+    manifests = read_manifests(context, pipeline, partition)
+    inside = [each for each in manifests if int(each.start) < end]
+    gaps = sum(gap.offsets for each in inside for gap in each.lost if gap.is_partial)
+    return gaps + sum(each.dropped + each.absent for each in inside)
+
+
+def _count_events(source: Source, passed: MissingRange) -> int:
     partition = SourcePartition.named(passed.partition)
     chunks = source.read(SourceRange(partition, passed.start, passed.end))
-    return any(chunk.batch.num_rows for chunk in chunks)
+    return sum(chunk.batch.num_rows for chunk in chunks)
 
 
 @dataclass

@@ -66,7 +66,7 @@ def with_place(context: Context, archive: Archive) -> Archive:
             f"archive `{archive.name}`: `{archive.place}` is where archives beside "
             "it put other objects: choose another folder"
         )
-    context.standing.check(f"archive `{archive.name}` in `{archive.place}`")
+    context.identity.check(f"archive `{archive.name}` in `{archive.place}`")
     store = store_at(context, archive.store).url
     return msgspec.structs.replace(archive, store=store, home=context.home_id)
 

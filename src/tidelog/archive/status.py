@@ -45,6 +45,7 @@ from tidelog.model import layout
 from tidelog.model.archive import Account, Archive
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Aside, DriverFailure, Intent, Progress, Totals
+from tidelog.model.times import rough_text
 from tidelog.pipeline.failures import RemadeError, read_failures, remade_bounds
 from tidelog.pipeline.lost_ranges import read_aside
 from tidelog.pipeline.source_partitions import track
@@ -102,6 +103,7 @@ class PartitionStatus:
 
     @property
     def last_commit_ms(self) -> int | None:
+        """Returns when the last range was committed; None if none was."""
         return self.totals.committed_ms or None
 
 
@@ -201,14 +203,14 @@ def read_status(
         source.left_out() if isinstance(source, SkippingSource) else {},
         next(iter(deleted), "") if not bounds else "",
         is_detached(context, archive),
-        context.standing.copy_of if is_outside(context, archive) else "",
+        context.identity.copy_of if is_outside(context, archive) else "",
         _is_lost(context, archive),
     )
 
 
 def _is_lost(context: Context, archive: Archive) -> bool:
     """Returns whether an outside folder is gone; False if its store does not respond."""
-    if not is_outside(context, archive) or not context.standing.owns(archive.home):
+    if not is_outside(context, archive) or not context.identity.owns(archive.home):
         return False
     try:
         store_at(context, archive.store).head(archive.owner)
@@ -508,13 +510,14 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
     lag_max_s = (lag_limit_ms(archive) if given_ms is None else given_ms) / 1000
     if (each.lag_s or 0) > lag_max_s:
         yield (
-            f"the oldest event waits for {each.lag_s:.0f} s (limit {lag_max_s:.0f} s): "
+            f"the oldest event that waits is {rough_text(each.lag_s or 0)} old (limit "
+            f"{rough_text(lag_max_s)}): "
             f"run `tidelog archive run {archive.name}`; if a driver runs, look at its output, and "
             "add workers or drivers"
         )
     if each.intent_ms is not None and now_ms - each.intent_ms > limits.max_intent_ms:
         yield (
-            f"a range is in progress for {(now_ms - each.intent_ms) / 1000:.0f} s: "
+            f"a range is in progress for {rough_text((now_ms - each.intent_ms) / 1000)}: "
             "look at the driver's output; the next driver finishes it: run `tidelog archive run "
             f"{archive.name}`"
         )
@@ -523,8 +526,8 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
         yield (
             f"{each.dead} {letters} (limit {limits.max_dead}): list them with `tidelog archive "
             f"dead {archive.name}` and retry them with `tidelog archive dead {archive.name} "
-            "--replay`, with --parser for another parser; `archive status --check --max-dead "
-            f"{each.dead}` tolerates them"
+            "--replay`, with --parser for another parser; `tidelog archive status "
+            f"{archive.name} --check --max-dead {each.dead}` tolerates them"
         )
     if each.totals.lost and now_ms - each.totals.lost_ms <= limits.since_ms:
         ranges = "1 range was" if each.totals.lost == 1 else f"{each.totals.lost} ranges were"

@@ -31,7 +31,7 @@ __all__ = [
     "TableAddition",
     "TableFile",
     "TablePlan",
-    "Through",
+    "TablePosition",
     "date_of",
     "delta_options",
     "iceberg_properties",
@@ -79,13 +79,13 @@ class TablePlan:
             if all(name in file.values for file in files) and name.lower() not in known
         ]
 
-    def read_through(self, said: str, what: str) -> Through:
+    def read_through(self, said: str, what: str) -> TablePosition:
         """Returns how far a table is, from its property.
 
         Raises ``InvalidError`` for a table that this archive of this home has not made.
         """
         try:
-            found = decode_json(said, Through)
+            found = decode_json(said, TablePosition)
         except msgspec.MsgspecError as exc:
             raise InvalidError(
                 f"{what}: was not made by `tidelog archive register`: give the name of another one"
@@ -102,15 +102,15 @@ class TablePlan:
             )
         return found
 
-    def is_of_another(self, known: Through | None) -> bool:
+    def is_of_another(self, known: TablePosition | None) -> bool:
         """Returns whether a table has the files of another generation."""
         return known is not None and known.generation != self.archive.generation
 
-    def after(self, known: Through | None, addition: TableAddition) -> Through:
+    def after(self, known: TablePosition | None, addition: TableAddition) -> TablePosition:
         """Returns how far a table is once it has these files."""
         lanes = {} if known is None or self.is_of_another(known) else known.lanes
         archive = self.archive
-        return Through(
+        return TablePosition(
             archive.incarnation, archive.generation, {**lanes, **addition.through}, self.home
         )
 
@@ -138,7 +138,7 @@ class TableStatus:
     error: str = ""  # why it could not be read
 
 
-class Through(msgspec.Struct, frozen=True):
+class TablePosition(msgspec.Struct, frozen=True):
     """How far a table is, from its property."""
 
     archive: str  # incarnation
@@ -298,7 +298,7 @@ class CatalogTable(ABC, Generic[T]):
     def __init__(self, plan: TablePlan) -> None:
         self._plan = plan
         self._table: T | None = None
-        self._through: Through | None = None
+        self._through: TablePosition | None = None
 
     @property
     def holds_another(self) -> bool:
@@ -321,5 +321,5 @@ class CatalogTable(ABC, Generic[T]):
         """Reads the table as the catalog lists it."""
 
     @abstractmethod
-    def _state(self, table: T | None) -> Through | None:
+    def _state(self, table: T | None) -> TablePosition | None:
         """Returns how far the table is. Raises ``InvalidError`` for one that is not ours."""

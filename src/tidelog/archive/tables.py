@@ -395,7 +395,7 @@ def open_table(context: Context, archive: Archive, name: str) -> Table:
     """Returns the table with a name, without reaching any server."""
     check_table(archive, name)
     if name != "delta":
-        context.standing.check(f"archive `{archive.name}`: table `{name}`")
+        context.identity.check(f"archive `{archive.name}`: table `{name}`")
     store = files_at(context, archive)  # raises unless the folder is ours
     plan, environ = _plan(archive, context.home_id), context.environ
     if name == "delta":

@@ -117,10 +117,12 @@ class ArchiveVerifyReport:
         return not self.problem_count
 
     def add(self, *problems: Problem) -> None:
+        """Counts problems, and keeps the first ones."""
         self.problem_count += len(problems)
         self.problems += problems[: max(0, _PROBLEMS_MAX - len(self.problems))]
 
     def note(self, kind: str, where: str, what: str, do: str) -> None:
+        """Adds what is worth knowing and not a problem."""
         if len(self.notes) < _PROBLEMS_MAX:
             self.notes.append(Problem(kind, where, what, do))
 

@@ -29,7 +29,7 @@ from tidelog.coordination.pipeline_rows import ReplayedRange
 from tidelog.errors import CorruptError, TidelogError, unexpected
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
-from tidelog.pipeline.late import late_spans
+from tidelog.pipeline.late_events import late_spans
 from tidelog.store import shared_store
 
 __all__ = [

@@ -158,7 +158,7 @@ def update(
     what: str,
     known: Mapping[str, Row | None] | None = None,
 ) -> T:
-    """Change rows of a partition as ``decide`` wants it; returns the decision's result.
+    """Changes rows of a partition as ``decide`` wants it; returns the decision's result.
 
     ``decide`` may raise, which ends the update. ``what`` names the thing in errors. Rows that are
     ``known`` are not read at first, so the changes must expect their versions.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import functools
 import os
 import shlex
@@ -19,6 +18,7 @@ from click.shell_completion import CompletionItem
 from tidelog import __version__
 from tidelog.cli.output import (
     FAILED,
+    FULL,
     INTERRUPTED,
     check_texts,
     exit_code,
@@ -30,7 +30,6 @@ from tidelog.errors import FailedError, InvalidError, NotFoundError, TidelogErro
 __all__ = ["cli", "main", "run"]
 
 _INIT = "`tidelog init"  # as errors name the command
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # The module of each command and its summary. A command is imported only when it runs, since each
 # loads libraries of its own; the summaries are here so that the list of commands loads none.
@@ -180,7 +179,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except OSError as exc:
-        if exc.errno in _FULL:
+        if exc.errno in FULL:
             said = f"output: {exc.strerror}: make room, and give the command again"
         elif isinstance(exc.filename, str):  # a file that the command writes
             said = f"file `{exc.filename}`: {exc.strerror}: fix its path or its rights"

@@ -9,6 +9,7 @@ UTF-8, and help shows whole sentences.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import re
@@ -27,6 +28,7 @@ from tidelog.errors import InvalidError, TidelogError
 __all__ = [
     "EXIT_CODES",
     "FAILED",
+    "FULL",
     "INTERRUPTED",
     "WRONG_USAGE",
     "CommandGroup",
@@ -48,6 +50,7 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk without room
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _PIPE_WIDTH = 1_000  # columns: what goes into a pipe or a file is not squeezed
 

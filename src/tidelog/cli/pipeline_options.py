@@ -20,7 +20,7 @@ from tidelog.api.pipelines import RunOptions
 from tidelog.api.spark_workers import missing_for_spark
 from tidelog.archive.archive import FormatOptions
 from tidelog.backends import real_world
-from tidelog.cli.output import Output, counted, echo_aside
+from tidelog.cli.output import Output, counted, echo_aside, visible
 from tidelog.cli.terminal import Interruption
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.model.pipeline import Manifest
@@ -233,7 +233,8 @@ class DriverWatch:
 
     def tell(self, text: str) -> None:
         """Prints a line for a person, beside the bar."""
-        self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        shown = visible(text, "\n\t")
+        self._bar.console.print(shown, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def count(self, report: CycleReport) -> None:
         """Moves the bar by a cycle that has ended, without a line about it."""

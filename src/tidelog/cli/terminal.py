@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from tidelog.backends import real_world
-from tidelog.cli.output import utf8
+from tidelog.cli.output import utf8, visible
 from tidelog.errors import FailedError, InvalidError
 from tidelog.home import Home
 from tidelog.home import open_home as open_any
@@ -82,7 +82,7 @@ def ask_first(what: str, question: str, yes: bool, doing: str = "deleting") -> N
         return
     if not sys.stdin.isatty():
         raise InvalidError(f"{what}: {doing} needs --yes without a terminal")
-    if not click.confirm(question, err=True):
+    if not click.confirm(visible(question), err=True):
         did = {"deleting": "deleted", "moving": "moved", "writing": "written"}[doing]
         raise FailedError(f"{what}: nothing was {did}")
 

@@ -32,8 +32,14 @@ import pyarrow as pa
 
 from tidelog.codec.event_batch import EVENT_SCHEMA, bad_text
 from tidelog.errors import InvalidError
-from tidelog.model.decoding import check_json_depth
-from tidelog.model.event import Event, from_iso, to_iso
+from tidelog.model.decoding import check_json_depth, json_items
+from tidelog.model.event import (
+    Event,
+    check_event_bytes,
+    check_header_count,
+    from_iso,
+    to_iso,
+)
 
 __all__ = [
     "batch_lines",
@@ -42,6 +48,7 @@ __all__ = [
     "event_of_line",
     "id_line",
     "ids_of_lines",
+    "is_event_line",
     "json_problem",
     "plain_rows",
     "row_lines",
@@ -98,12 +105,39 @@ class _JsonValueLine(_EventLine, forbid_unknown_fields=True, gc=False):
     value: msgspec.Raw  # type: ignore[assignment]
 
 
+_NULL = msgspec.Raw(b"null")
+
+
+class _LongLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The fields of a long line, none of them parsed."""
+
+    value: msgspec.Raw
+    key: msgspec.Raw = _NULL
+    id: msgspec.Raw = _NULL
+    timestamp: msgspec.Raw = _NULL
+    type: msgspec.Raw = _NULL
+    headers: msgspec.Raw = _NULL
+    topic: msgspec.Raw = _NULL
+    partition: msgspec.Raw = _NULL
+    offset: msgspec.Raw = _NULL
+
+
+_LONG_BYTES = 65_536  # from which a line is parsed field by field
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _encoder = msgspec.json.Encoder()
 _stored = msgspec.json.Decoder(_StoredEvent)
 _given = msgspec.json.Decoder(_EventLine)
 _given_any = msgspec.json.Decoder(_JsonValueLine)
+_given_long = msgspec.json.Decoder(_LongLine)
+_of_text = msgspec.json.Decoder(_Text | None)
 _any = msgspec.json.Decoder()
+_EXPECTED = {  # what errors say about fields of another type
+    "key": 'text, or {"base64": …}',
+    "id": "text",
+    "timestamp": "ISO 8601, or milliseconds since 1970",
+    "type": "text",
+    "headers": "a list of [name, value]",
+}
 
 
 def event_lines(events: Iterable[Event]) -> bytes:
@@ -147,21 +181,17 @@ def row_lines(batch: pa.RecordBatch) -> bytes:
     return _encode_lines(map(_plain, plain_rows(batch, _time_text)))
 
 
-def event_of_line(line: bytes) -> Event:
-    """Returns the event of a line, without its position. Raises ``InvalidError``."""
+def event_of_line(line: bytes, bytes_max: int | None = None) -> Event:
+    """Returns the event of a line, without its position. Raises ``InvalidError``.
+
+    A long line is parsed field by field. So no single call takes long, and neither headers beyond
+    their number nor a JSON value beyond ``bytes_max`` take memory. Others check the event's size.
+    """
     check_json_depth(line)
-    value: bytes | None
-    try:
-        given = _given.decode(line)
-        value = _bytes_of(given.value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        try:
-            given = _given_any.decode(line)
-            value = _json_value(given.value)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as other:  # another field is wrong
-            raise InvalidError(f"is not an event as JSON: {_event_problem(line, other)}") from other
-        if value is None:
-            raise InvalidError(f"is not an event as JSON: {_event_problem(line, exc)}") from exc
+    if len(line) > _LONG_BYTES:
+        given, value = _fields_of_long(line, bytes_max)
+    else:
+        given, value = _fields_of(line)
     time = given.timestamp
     if isinstance(time, float):  # JSON has one kind of number: 5.0 is a whole one
         if not time.is_integer():
@@ -177,9 +207,62 @@ def event_of_line(line: bytes) -> Event:
     )
 
 
-def _json_value(value: msgspec.Raw) -> bytes | None:
+def _fields_of_long(line: bytes, bytes_max: int | None) -> tuple[_EventLine, bytes | None]:
+    """Returns the fields of a long line, and its value."""
+    try:
+        long = _given_long.decode(line)
+        headers = bytes(long.headers)
+        if headers.startswith(b"["):
+            check_header_count(json_items(headers))
+        names = ("key", "id", "timestamp", "type", "headers")
+        rest = b",".join(b'"%s":%s' % (name.encode(), bytes(getattr(long, name))) for name in names)
+        given = _given.decode(b'{"value":null,%s}' % rest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise InvalidError(f"is not an event as JSON: {_event_problem(line, exc)}") from exc
+    text = bytes(long.value).strip()
+    value: bytes | None
+    try:
+        return given, _bytes_of(_of_text.decode(text))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        if bytes_max is not None:
+            check_event_bytes(len(text), bytes_max)
+        try:
+            value = _json_value(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as other:
+            raise InvalidError(f"is not an event as JSON: {other}") from other
+        if value is None:
+            raise InvalidError(f"is not an event as JSON: {exc}") from exc
+    return given, value
+
+
+def _fields_of(line: bytes) -> tuple[_EventLine, bytes | None]:
+    """Returns the fields of a line, and its value."""
+    value: bytes | None
+    try:
+        given = _given.decode(line)
+        value = _bytes_of(given.value)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        try:
+            given = _given_any.decode(line)
+            value = _json_value(bytes(given.value).strip())
+        except (msgspec.MsgspecError, UnicodeDecodeError) as other:  # another field is wrong
+            raise InvalidError(f"is not an event as JSON: {_event_problem(line, other)}") from other
+        if value is None:
+            raise InvalidError(f"is not an event as JSON: {_event_problem(line, exc)}") from exc
+    return given, value
+
+
+def is_event_line(line: bytes) -> bool:
+    """Returns whether a text has the form of an event as JSON: a value, and no unknown field."""
+    try:
+        _given_any.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def _json_value(text: bytes) -> bytes | None:
     """Returns a value that is JSON, byte for byte; None for text and for what should be base64."""
-    text = bytes(value).strip()
     found = _any.decode(text)  # raises for half of a surrogate pair, which no reader could decode
     if found is None or isinstance(found, str):
         return None
@@ -188,6 +271,8 @@ def _json_value(value: msgspec.Raw) -> bytes | None:
 
 def json_problem(line: bytes, error: Exception) -> str:
     """Returns why a text is refused; msgspec reports half of a surrogate pair as other errors."""
+    if len(line) > _LONG_BYTES:
+        return str(error)  # another parser would take long, and much memory
     try:
         json.dumps(json.loads(bytes(line)), ensure_ascii=False).encode()  # it may be msgspec.Raw
     except UnicodeEncodeError:
@@ -198,11 +283,14 @@ def json_problem(line: bytes, error: Exception) -> str:
 
 
 def _event_problem(line: bytes, error: Exception) -> str:
-    """Returns why a line is no event. For a wrong field, it lists the fields that are known."""
+    """Returns why a line is not an event, and what to give instead."""
     text = json_problem(line, error)
-    if "unknown field" in text or "missing required field `value`" in text:
-        return f'{text}: give {{"value": …}}, with key, id, timestamp, type or headers beside it'
-    return text
+    if ": give " in text:
+        return text
+    for field, hint in _EXPECTED.items():
+        if f"`$.{field}" in text:
+            return f"{text}: give {hint}"
+    return f'{text}: give {{"value": …}}, with key, id, timestamp, type or headers beside it'
 
 
 def batch_of_lines(data: bytes) -> pa.RecordBatch:

@@ -51,7 +51,7 @@ _TIMEOUT_S = 30.0
 
 
 def open_forwarder(url: str, *, environ: Mapping[str, str] | None = None) -> Forwarder:
-    """Return a forwarder to ``kafka://host:9092/TOPIC`` or ``kinesis://STREAM?region=…``.
+    """Returns a forwarder to ``kafka://host:9092/TOPIC`` or ``kinesis://STREAM?region=…``.
 
     Needs no home. ``environ`` has the credentials, by default those of the process. Raises
     ``InvalidError`` for another address; the target itself is reached by the first call.
@@ -110,22 +110,31 @@ class Forwarder:
 
     @property
     def waiting_bytes(self) -> int:
-        """The size of the events that the target has not acknowledged."""
+        """The size of the events that the target has not acknowledged.
+
+        >>> forwarder.waiting_bytes
+        0
+        """
         return self._bytes
 
     def connect(self, timeout_s: float = _TIMEOUT_S) -> None:
-        """Reach the target now. Raises ``NotFoundError`` or ``InvalidError`` if there is none.
+        """Reaches the target now. Raises ``NotFoundError`` or ``InvalidError`` if there is none.
 
         A target that does not answer is tried again by the first call, which also waits for an
         attempt that takes longer than ``timeout_s``.
+
+        >>> forwarder.connect()
         """
         with contextlib.suppress(UnavailableError, TooLongError):
             self.connect_soon().result(timeout_s)
 
     def connect_soon(self) -> Future[int]:
-        """Begin to reach the target, and return a future that is done when it is reached.
+        """Begins to reach the target, and returns a future that is done when it is reached.
 
         Its error is the target's own: ``UnavailableError`` if it does not answer.
+
+        >>> forwarder.connect_soon().result(10)
+        0
         """
         call = _ForwardCall((), 0)
         with self._changed:
@@ -133,10 +142,13 @@ class Forwarder:
         return call.future
 
     def send(self, events: Sequence[Event], *, timeout_s: float = _TIMEOUT_S) -> int:
-        """Send events and return how many, once the target has acknowledged all of them.
+        """Sends events and returns how many, once the target has acknowledged all of them.
 
         Raises ``UnavailableError`` if none was sent, ``UnknownOutcomeError`` if some may be there,
         and ``InvalidError`` for an event that the target refuses.
+
+        >>> forwarder.send([tidelog.Event(b"clicked"), tidelog.Event(b"bought")])
+        2
         """
         call = self.send_soon(events)
         try:
@@ -145,9 +157,12 @@ class Forwarder:
             raise self.late_error(call, timeout_s) from None
 
     def send_soon(self, events: Sequence[Event]) -> Future[int]:
-        """Begin to send events, and return a future of their number. Raises like :meth:`send`.
+        """Begins to send events, and returns a future of their number. Raises like :meth:`send`.
 
         A future that is cancelled in time is never sent.
+
+        >>> forwarder.send_soon([tidelog.Event(b"clicked")]).result(10)
+        1
         """
         size = sum(check_event(event, sys.maxsize) + _EVENT_BYTES for event in events)
         call = _ForwardCall(list(events), size + _CALL_BYTES)
@@ -186,16 +201,23 @@ class Forwarder:
                 sink.check(event, now_ms)
 
     def late_error(self, call: Future[int], timeout_s: float) -> TidelogError:
-        """Return the error of a call that took too long, which is never sent from now on."""
+        """Returns the error of a call that took too long, which is never sent from now on.
+
+        >>> late = forwarder.send_soon([tidelog.Event(b"clicked")])
+        >>> isinstance(forwarder.late_error(late, timeout_s=10), tidelog.TidelogError)
+        True
+        """
         what = f"is not acknowledged after {timeout_s:g} s"
         if call.cancel():
             return self._unavailable(what, 1.0)
         return self._unknown(what)
 
     def close(self, timeout_s: float = _TIMEOUT_S) -> None:
-        """Send what waits, and close. Raises ``UnknownOutcomeError`` if that takes too long.
+        """Sends what waits, and closes. Raises ``UnknownOutcomeError`` if that takes too long.
 
         Does not wait for a target that hangs while no call needs it.
+
+        >>> forwarder.close()
         """
         until_s = self._clock.monotonic_s() + timeout_s
         with self._changed:

@@ -272,7 +272,7 @@ class GroupSource(Protocol):
 class RowSource(Protocol):
     """A source of changes of rows, which can be read themselves."""
 
-    def fetch_row(self, key: bytes) -> dict[str, Any] | None:
+    def fetch_row(self, key: bytes) -> dict[str, object] | None:
         """Returns the row of a change by its event's key, as it is now; None if it is gone."""
         ...
 

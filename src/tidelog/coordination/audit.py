@@ -188,6 +188,7 @@ class AuditRecord(Persisted, frozen=True):
     archived: bool = False  # the events were found only in archives; decided once written
     until_ms: int = 0  # of those: the time in the ledger for their ids and key
     sources: tuple[AuditedSource, ...] = ()  # of an archive's own record: its partitions
+    starts: tuple[int, ...] = ()  # of a topic's delete: first offsets of its partitions, if known
     proof: AuditedProof | None = None
 
     @property

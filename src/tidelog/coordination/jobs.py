@@ -62,7 +62,7 @@ class Jobs:
         self._context = context
 
     def list(self) -> list[JobRecord]:
-        """Return the jobs that run, and those that ended recently, the newest first.
+        """Returns the jobs that run, and those that ended recently, the newest first.
 
         >>> home.jobs.list()
         []
@@ -70,7 +70,7 @@ class Jobs:
         return list(reversed(read_jobs(self._context)))
 
     def stop(self, job_id: str) -> None:
-        """Ask a job to stop; its server does so within seconds. Raises ``NotFoundError``.
+        """Asks a job to stop; its server does so within seconds. Raises ``NotFoundError``.
 
         >>> home.jobs.stop("4f1c")
         Traceback (most recent call last):
@@ -86,7 +86,7 @@ class Jobs:
         change_jobs(self._context, edit)
 
     def forget(self, job_id: str) -> None:
-        """Remove a job that ended from the list.
+        """Removes a job that ended from the list.
 
         Raises ``NotFoundError``, and ``InvalidError`` while it runs.
 

@@ -121,9 +121,9 @@ def is_detached(context: Context, archive: Archive) -> bool:
     request to write to it is refused (``check_outside``). A copy that is not adopted refuses these
     too.
     """
-    standing = context.standing
-    is_known = archive.home not in ("", standing.id)
-    return is_outside(context, archive) and not standing.copy_of and is_known
+    identity = context.identity
+    is_known = archive.home not in ("", identity.id)
+    return is_outside(context, archive) and not identity.copy_of and is_known
 
 
 def check_outside(context: Context, archive: Archive, store: Store) -> None:
@@ -139,7 +139,7 @@ def check_outside(context: Context, archive: Archive, store: Store) -> None:
 def check_ours(context: Context, archive: Archive) -> str:
     """Raises ``InvalidError`` unless an outside archive is this home's; returns what it is."""
     what = f"archive `{archive.name}` in `{archive.place}`"
-    context.standing.check_own(
+    context.identity.check_own(
         what,
         archive.home,
         f"its files are changed and deleted there; here, end it with `tidelog archive delete "

@@ -47,6 +47,7 @@ from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof_scope import Generation, ProofScope
 from tidelog.erasure.search import ranges_under_way
 from tidelog.erasure.topic_copies import (
+    IN_HOME,
     Copies,
     Originals,
     Source,
@@ -54,10 +55,11 @@ from tidelog.erasure.topic_copies import (
     find_copies,
     original_archives,
     other_sources,
-    outside_of_home,
     pipelines_from,
     source_of_url,
+    system_of,
 )
+from tidelog.erasure.unsearched import origins_of_deleted, outside_of_home
 from tidelog.log.ledger import ErasedIds
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
@@ -70,8 +72,6 @@ __all__ = ["ArchiveScope"]
 
 _WAIT_S = 10.0  # for unfinished ranges
 _LOOK_S = 0.2
-_IN_HOME = ("archive", "topic")  # schemes
-_NAMED = ("kafka", "kinesis", "scylla")  # schemes; a path may be a list or a pattern
 
 
 class ArchiveScope(ProofScope):
@@ -158,7 +158,7 @@ class ArchiveScope(ProofScope):
         is_same = any(origin.partition == each.partition for each in self._origins)
         return is_same and (
             archive.incarnation in self._made_of_others
-            or not self._outside.isdisjoint(map(_origin, _sources(archive)))
+            or not self._outside.isdisjoint(map(system_of, _sources(archive)))
         )
 
     def unfinished_ranges(self) -> Iterator[tuple[str, str]]:
@@ -218,6 +218,12 @@ class ArchiveScope(ProofScope):
         """Yields messages about sources, topics that exist, and archives of other homes."""
         yield from outside_of_home(self.context, self.archives().values())
         yield from other_sources(self.context, self._archive)
+        gone = {
+            (each.partition.rpartition("/")[0], each.incarnation)
+            for each in self._origins
+            if each.incarnation in self.incarnations
+        }
+        yield from origins_of_deleted(self.context, gone, self.archives())
         for topic in self._topics:
             if any(origin.incarnation == topic.incarnation for origin in self._origins):
                 do = f"prove that with `tidelog verify {topic.name} --erased ID`"
@@ -337,11 +343,11 @@ class ArchiveScope(ProofScope):
             for copy in copies.values()
             for source in _sources(copy.archive)
         }
-        return frozenset(_origin(each) for each in found if each[0] not in _IN_HOME)
+        return frozenset(system_of(each) for each in found if each[0] not in IN_HOME)
 
     def _reads_same(self, named: NamedPipeline) -> bool:
         """Returns whether a pipeline reads one of the source partitions outside of the home."""
-        if _origin(source_of_url(named.source)) not in self._outside:
+        if system_of(source_of_url(named.source)) not in self._outside:
             return False
         own = {origin.partition for origin in self._origins}
         return not own.isdisjoint(read_partitions(self.context, named.incarnation))
@@ -367,11 +373,6 @@ class ArchiveScope(ProofScope):
 def _base(pipeline: str) -> str:
     """Returns the pipeline of a generation, also for its replays."""
     return generation_pipeline(pipeline) if pipeline else ""
-
-
-def _origin(source: Source) -> Source:
-    """Returns a source without its path, if its source partitions are named by topic or stream."""
-    return source if source[0] not in _NAMED else (source[0], "")
 
 
 def _sources(archive: Archive) -> set[Source]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tidelog.archive.derived_archives import Origin
 from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites
-from tidelog.erasure.from_archives import DELETE_AGAIN, erase_found, erase_trimmed
+from tidelog.erasure.from_archives import DELETE_AGAIN, TopicPlaces, erase_found, erase_trimmed
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.redaction import redact_reasons
 from tidelog.erasure.search import matcher_of, search_strays
@@ -121,8 +121,8 @@ def erase_strays(
             for partition, here in found.items():
                 origin = Origin(f"{topic.name}/{partition}", topic.incarnation)
                 places = {(origin, offset): each for offset, each in here.items()}
-                numbers = {origin: partition}
-                erase_found(sent.tracked(context), topic, amender.why, places, numbers, key)
+                at = TopicPlaces({origin: partition})
+                erase_found(sent.tracked(context), topic, amender.why, places, at, key)
                 strays += len(here)
                 found_ids |= {each.id for each in here.values() if each.id is not None}
             if any(found.values()):  # a recovery may have appended them before the ledger had them

@@ -9,7 +9,9 @@ For an existing topic there are four steps. The scribe finishes them after a cra
 4. mark the record as ``done``                                        → crash: nothing is missing
 
 A restore may bring the events back into the topic between a delete's look at the topic and step 3.
-So a delete that found events here looks at the topic again after step 3, and deletes what came.
+So a delete that found events here looks at the topic again after step 3, and deletes what came. A
+generation may be being built from a source outside of the home, which may hold events that no
+archive has: a delete waits for its ranges under way after step 4, and searches it again.
 
 From step 2 on these places count as deleted (``archive.erased_events``), so ``delete --prove`` and
 the scribe rewrite the archives' files without them, as after any delete. A call may skip what
@@ -30,6 +32,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -72,22 +75,30 @@ from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_arch
 from tidelog.erasure.search import (
     FoundEvent,
     SourceOffset,
+    UnfinishedRange,
     check_trimmed,
     matcher_of,
     ranges_under_way,
     search_aside,
     search_generation,
 )
-from tidelog.erasure.topic_copies import copies_of_archives, original_archives, other_sources
-from tidelog.errors import InvalidError, NotFoundError
+from tidelog.erasure.topic_copies import (
+    IN_HOME,
+    copies_of_archives,
+    original_archives,
+    other_sources,
+)
+from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
 from tidelog.log.topics import list_topics, read_head
+from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 
 __all__ = [
     "DELETE_AGAIN",
     "ErasedFromArchives",
+    "TopicPlaces",
     "closed_offsets",
     "complete_erasures",
     "erase_archived",
@@ -126,6 +137,13 @@ class ErasedFromArchives:
         return bool(self.found) and not self.unseen and not self.left and not self.named
 
 
+class TopicPlaces(NamedTuple):
+    """The partitions of a topic that events were found in."""
+
+    numbers: Mapping[Origin, int]
+    starts: tuple[int, ...] = ()  # by number: below these offsets, archives were searched
+
+
 def erase_trimmed(
     context: Context, topic: Topic, why: Why, ids: Collection[str] = (), key: bytes | None = None
 ) -> ErasedFromArchives:
@@ -134,38 +152,91 @@ def erase_trimmed(
     The next ``purge_once`` or turn of the scribe deletes the bytes from the files. Safe to repeat.
     """
     sought = matcher_of(ids, key)
-    found: dict[SourceOffset, FoundEvent] = {}
-    unseen: list[str] = []
-    numbers: dict[Origin, int] = {}
-    for archive, generation in reachable_archives_of(context, topic):
-        if archive.state_of(generation) == "removing":
-            continue  # all of it is deleted
-        own = partitions_of(context, archive.pipeline(generation), topic)
-        starts = {name: read_head(context, topic, p)[0].start for name, p in own.items()}
-        check_trimmed(context, archive, generation, starts)
-        some = search_generation(context, archive, generation, starts, (sought, unseen))
-        found |= {
-            (Origin(origin.partition, topic.incarnation), offset): each
-            for (origin, offset), each in some.items()
-        }
-        numbers |= {Origin(name, topic.incarnation): p for name, p in own.items()}
+    looked = _search_trimmed(context, topic, reachable_archives_of(context, topic), sought)
+    found, numbers = looked.found, looked.numbers
     # Also if nothing is found: another call may have erased it.
-    known = settled_offsets(context, topic)
-    new = {
-        place: each
-        for place, each in found.items()
-        if place[1] not in known.get(numbers[place[0]], ())
-    }
-    for archive in {each.name: each for each, _ in reachable_archives_of(context, topic)}.values():
+    new = looked.without(settled_offsets(context, topic))
+    every = reachable_archives_of(context, topic)
+    for archive in {each.name: each for each, _ in every}.values():
         of_topic = partial(is_of_topic, topic=topic)
         aside = search_aside(context, archive, sought, len(found), of_topic)
         found, new = found | aside, new | aside
         numbers = dict.fromkeys((origin for origin, _ in aside), 0) | numbers
     sent = SentWrites()
     with sent.unknown_if_any(f"delete in `{topic.name}`", DELETE_AGAIN):
-        erase_found(sent.tracked(context), topic, why, new, numbers, key)
+        erase_found(sent.tracked(context), topic, why, new, looked.places(numbers), key)
+        if built := [each for each in every if _is_built_from_outside(*each)]:
+            _wait_for_ranges(context, built)
+            later = _search_trimmed(context, topic, built, sought)
+            more = later.without(settled_offsets(context, topic))
+            erase_found(sent.tracked(context), topic, why, more, later.places(), key)
+            found, new = found | later.found, new | more
     found_ids = frozenset(each.id for each in found.values() if each.id is not None)
-    return ErasedFromArchives(len(new), found_ids, len(found), tuple(unseen))
+    return ErasedFromArchives(len(new), found_ids, len(found), tuple(looked.unseen))
+
+
+class _Trimmed(NamedTuple):
+    """What generations hold of trimmed events, and below which offsets of the topic."""
+
+    found: dict[SourceOffset, FoundEvent]
+    numbers: dict[Origin, int]
+    starts: list[int]
+    unseen: list[str]
+
+    def without(self, known: PartitionOffsets) -> dict[SourceOffset, FoundEvent]:
+        """Returns what was found and not deleted before."""
+        return {
+            place: each
+            for place, each in self.found.items()
+            if place[1] not in known.get(self.numbers[place[0]], ())
+        }
+
+    def places(self, numbers: Mapping[Origin, int] | None = None) -> TopicPlaces:
+        return TopicPlaces(self.numbers if numbers is None else numbers, tuple(self.starts))
+
+
+def _search_trimmed(
+    context: Context,
+    topic: Topic,
+    generations: Iterable[tuple[Archive, int]],
+    sought: EventMatcher,
+) -> _Trimmed:
+    """Step 1."""
+    looked = _Trimmed({}, {}, [0] * topic.partitions, [])
+    for archive, generation in generations:
+        if archive.state_of(generation) == "removing":
+            continue  # all of it is deleted
+        own = partitions_of(context, archive.pipeline(generation), topic)
+        starts = {name: read_head(context, topic, p)[0].start for name, p in own.items()}
+        check_trimmed(context, archive, generation, starts)
+        some = search_generation(context, archive, generation, starts, (sought, looked.unseen))
+        for (origin, offset), each in some.items():
+            looked.found[Origin(origin.partition, topic.incarnation), offset] = each
+        for name, partition in own.items():
+            looked.numbers[Origin(name, topic.incarnation)] = partition
+            looked.starts[partition] = max(looked.starts[partition], starts[name])
+    return looked
+
+
+def _is_built_from_outside(archive: Archive, generation: int) -> bool:
+    """Returns whether it is being built from a source that may hold events no archive has."""
+    source = archive.format_of(generation).source
+    is_outside = bool(source) and parse_address(source).scheme not in IN_HOME
+    return is_outside and archive.state_of(generation) == "building"
+
+
+def _wait_for_ranges(context: Context, generations: Iterable[tuple[Archive, int]]) -> None:
+    """Waits for ranges that began before the record, and may have read such events.
+
+    Raises ``UnavailableError`` if that takes too long.
+    """
+    for archive, generation in generations:
+        for _, partition, start, _ in _still_under_way(context, [archive.pipeline(generation)]):
+            raise UnavailableError(
+                f"archive `{archive.name}`: {partition} from {start} is being read into generation "
+                f"{generation}, and may hold such events: try again after that. If no driver runs, "
+                f"resume the backfill, or run `tidelog archive drop {archive.name} {generation}`"
+            )
 
 
 def erase_found(
@@ -173,13 +244,14 @@ def erase_found(
     topic: Topic,
     why: Why,
     found: Mapping[SourceOffset, FoundEvent],
-    numbers: Mapping[Origin, int],
+    places: TopicPlaces,
     key: bytes | None,
 ) -> None:
-    """Steps 2 to 4 for events that were found under ids or a key. ``numbers`` has partitions."""
+    """Steps 2 to 4 for events that were found under ids or a key."""
     hashed = "" if key is None else key_hash(key)
-    for events, until_ms in _lots(found, numbers):
+    for events, until_ms in _lots(found, places.numbers):
         record = _record(context, why, events, until_ms, hashed)
+        record = msgspec.structs.replace(record, starts=places.starts)
         version = put_record(context, topic, record)  # step 2
         _enter(context, topic, record, version)
 
@@ -210,13 +282,17 @@ def keep_deletions(context: Context, topic: Topic) -> None:
     """
     archives = {each.incarnation: each for each, _ in archives_of(context, topic)}
     for record, events in deletion_records(context, topic) if archives else ():
-        numbers = sorted({event.partition for event in events})
+        # Of events without an offset the partition is not known either.
+        everywhere = record.starts or any(event.offset < 0 for event in events)
+        every = range(topic.partitions) if everywhere else {event.partition for event in events}
+        numbers = sorted(every)
         places = {number: place for place, number in enumerate(numbers)}
         kept = msgspec.structs.replace(
             record,
             events=tuple(AuditedEvent(e.id, places[e.partition], e.offset) for e in events),
             sources=tuple(AuditedSource(f"{topic.name}/{n}", topic.incarnation) for n in numbers),
             state="done",
+            archived=False,  # of the topic, not of the archive itself
         )
         for archive in archives.values() if events else ():
             known = read_audit(context, archive, record.at_ms)
@@ -289,9 +365,10 @@ def erase_archived(
     found |= aside
     for topic in list_topics(context):
         if _are_of(context, archive, topic, found_in, aside):
+            given = "ID" if key is None else "--key KEY"
             raise InvalidError(
-                f"archive `{archive.name}`: its topic `{topic.name}` is there: run `tidelog delete "
-                f"{topic.name} ID`, which erases from its archives too"
+                f"archive `{archive.name}`: its topic `{topic.name}` exists: run `tidelog delete "
+                f"{topic.name} {given}`, which erases from its archives too"
             )
     origins = sorted({origin for origin, _ in found})
     sources = tuple(AuditedSource(origin.partition, origin.incarnation) for origin in origins)
@@ -327,16 +404,22 @@ def erase_archived(
 def _unfinished(context: Context, archive: Archive) -> Iterator[str]:
     """Waits for ranges that have read their source; yields messages about those that go on."""
     pipelines = list(map(archive.pipeline, archive.in_state("live", "building")))
-    left = ranges_under_way(context, pipelines)
-    for _ in looks(context.clock, _WAIT_S, _LOOK_S) if left else ():
-        left &= ranges_under_way(context, pipelines)
-        if not left:
-            break
+    left = _still_under_way(context, pipelines)
     for partition in sorted({partition for _, partition, _, _ in left}):
         yield (
             f"archive `{archive.name}`: a range of `{partition}` is under way that may hold such "
             "events: run the archive, then erase again"
         )
+
+
+def _still_under_way(context: Context, pipelines: Sequence[str]) -> list[UnfinishedRange]:
+    """Returns the ranges under way that take longer than ten seconds."""
+    left = ranges_under_way(context, pipelines)
+    for _ in looks(context.clock, _WAIT_S, _LOOK_S) if left else ():
+        left &= ranges_under_way(context, pipelines)
+        if not left:
+            break
+    return sorted(left)
 
 
 def _left(context: Context, archive: Archive, sought: EventMatcher) -> Iterator[str]:
@@ -348,9 +431,9 @@ def _left(context: Context, archive: Archive, sought: EventMatcher) -> Iterator[
             held |= search_generation(context, each, generation, known, (sought, [])).keys()
         if held:
             yield (
-                f"archive `{each.name}`: `{archive.name}` was made of it, and it holds {len(held)} "
-                f"of these events: run `tidelog archive erase {each.name}`, which erases from its "
-                "copies too"
+                f"archive `{each.name}`: `{archive.name}` was made from it, and it holds "
+                f"{len(held)} of these events: run `tidelog archive erase {each.name}`, "
+                "which erases from its copies too"
             )
 
 

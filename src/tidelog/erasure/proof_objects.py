@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable
 import pyarrow as pa
 
 from tidelog.erasure import proof_remedies as remedies
-from tidelog.erasure.known_objects import event_values
 from tidelog.erasure.matcher import (
     EventMatcher,
     has_columns,
@@ -21,6 +20,7 @@ from tidelog.erasure.matcher import (
     names_of,
     rows_of,
 )
+from tidelog.erasure.metadata_objects import event_values
 from tidelog.erasure.proof import Proof, SearchedPlace, Trace
 from tidelog.erasure.proof_places import places_of_files, stagings_of_others
 from tidelog.erasure.proof_scope import ProofScope
@@ -42,7 +42,9 @@ class ObjectSearch:
         self._context = scope.context
         self._sought = sought
         self._progress = progress
-        self._seen: set[tuple[str, str]] = set()  # store and key
+        self._seen: set[tuple[str, str]] = set()  # what was searched: store and key
+        # Files of other topics, which this search passes over. A search of copies may want them.
+        self._others: set[tuple[str, str]] = set()
         self._foreign = tuple(stagings_of_others(scope))
         self._files = tuple(places_of_files(scope))
         self._living: set[str] = set()  # folders of a generation with files that hold events
@@ -117,7 +119,7 @@ class ObjectSearch:
         Tasks have searched those in ``clean``.
         """
         key = (store.url, info.key)
-        if key in self._seen:
+        if self.is_done(key):
             return None
         self.count(key, info.size, is_told=info.key in clean)
         if info.key in clean:
@@ -126,6 +128,10 @@ class ObjectSearch:
             return store.get(info.key)
         except NotFoundError:
             return None
+
+    def is_done(self, key: tuple[str, str]) -> bool:
+        """Returns whether an object was searched, or is a file of another topic."""
+        return key in self._seen or key in self._others
 
     def count(self, key: tuple[str, str], size: int, *, is_told: bool = False) -> None:
         self._seen.add(key)

@@ -41,8 +41,8 @@ from tidelog.coordination.pipeline_rows import (
     replay_pipeline,
 )
 from tidelog.erasure import proof_remedies as remedies
-from tidelog.erasure.known_objects import folder_values
 from tidelog.erasure.matcher import EventMatcher
+from tidelog.erasure.metadata_objects import folder_values
 from tidelog.erasure.proof_scope import ProofScope
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.topics import list_topics

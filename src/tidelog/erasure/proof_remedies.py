@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidelog.coordination.pipeline_rows import generation_pipeline
-from tidelog.erasure.known_objects import DELTA, ICEBERG
+from tidelog.erasure.metadata_objects import DELTA, ICEBERG
 from tidelog.model import layout
 
 __all__ = [
@@ -56,9 +56,9 @@ TABLE = (
     "`tidelog archive register {archive} --forget`"
 )
 AGAIN = (
-    "prove again when it is committed; if it fails, correct what `tidelog archive status "
-    "{archive}` shows and run it, or end it with `tidelog archive delete {archive}` (a generation "
-    "that is being built: `tidelog archive drop`), and prove again"
+    "let a driver finish it, such as `tidelog archive run {archive}`, and prove again; if that "
+    "fails, `tidelog archive status {archive}` shows why; `tidelog archive delete {archive}` ends "
+    "the archive, and `tidelog archive drop {archive} N` a generation N that is being built"
 )
 COPYING = (
     "prove again when it has ended; `tidelog pipeline list` and `tidelog playback --list` show it; "

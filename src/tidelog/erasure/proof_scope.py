@@ -27,8 +27,8 @@ from tidelog.erasure.topic_copies import (
     copying_under_way,
     find_copies,
     originals_of_topic,
-    outside_of_proof,
 )
+from tidelog.erasure.unsearched import outside_of_proof
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import Topic

@@ -41,8 +41,8 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.aside_files import AsideFiles, aside_origins
-from tidelog.erasure.known_objects import event_values, folder_values
 from tidelog.erasure.matcher import EventMatcher, names_of, own_column, rows_of
+from tidelog.erasure.metadata_objects import event_values, folder_values
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_objects import UNREADABLE, ObjectSearch
 from tidelog.erasure.proof_places import (
@@ -58,6 +58,7 @@ from tidelog.erasure.redaction import quoting_rows
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.search import clean_files, clean_objects
 from tidelog.erasure.topic_copies import copy_deletions
+from tidelog.erasure.unsearched import outside_of_home
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.log.run_reader import describe_run, read_run
@@ -230,7 +231,7 @@ class _ProofSearch(ObjectSearch):
     def deleted_topic_objects(self, store: Store, topic: Topic) -> None:
         """Searches what is left of a topic that is being deleted."""
         for info in store.list(f"topics/{topic.incarnation}/"):
-            if (store.url, info.key) not in self._seen:
+            if not self.is_done((store.url, info.key)):
                 self.unexplained(store, info, "its topic is being deleted", remedies.SWEEP)
 
     def _clean_objects(
@@ -335,7 +336,7 @@ class _ProofSearch(ObjectSearch):
         others = {key for key, line in lines.items() if not is_own(line)}
         for info in store.list(layout.aside_folder(archive.root)):
             if info.key.partition(layout.ERASING)[0] in others:
-                self._seen.add((store.url, info.key))
+                self._others.add((store.url, info.key))
         files = AsideFiles(store, archive, lambda key: key not in others)
         for key in files.names():
             # Then it is searched as an object.
@@ -372,7 +373,7 @@ class _ProofSearch(ObjectSearch):
                     had = erases(manifest, file, gone[partition])
                     emptied[file.target] = (folder, file.named if had else 0)
                 if partition not in own:
-                    self._seen.add(key)  # of another topic, even if it had the same name
+                    self._others.add(key)  # even if that topic had the same name
                 elif key not in self._seen:
                     self.count(key, file.size, is_told=file in clean)
                     if file in clean:
@@ -457,7 +458,7 @@ class _ProofSearch(ObjectSearch):
         """Searches all objects of the home that nothing explains, and all manifests for names."""
         explained = explained_places(self._scope, store)
         for info in store.list(""):
-            if (store.url, info.key) in self._seen or info.key.startswith(explained):
+            if self.is_done((store.url, info.key)) or info.key.startswith(explained):
                 continue
             named = self._manifests.names_in(store, info.key)
             if named is None:
@@ -513,6 +514,9 @@ class _ProofSearch(ObjectSearch):
             for archive, generation in scope.reachable():
                 inner.enter(f"archive `{archive.name}`")
                 inner.archive(archive, generation)
+            for message in outside_of_home(self._context, scope.archives().values()):
+                if message not in self.proof.out_of_reach:
+                    self.proof.out_of_reach.append(message)
             for each in inner.proof.places:
                 self.enter(each.name)
                 self._place.objects += each.objects

@@ -78,7 +78,8 @@ def check_trimmed(
     """Raises ``UnavailableError`` if a range under way may hold what the topic has trimmed.
 
     No file of it can be searched yet. Only a trim past the archive makes such a range. What a chain
-    or another generation is reading is in the files that it reads.
+    or another generation is reading is in the files that it reads, unless they are outside of the
+    home: the caller searches such a generation again.
     """
     if generation != archive.generation or not archive.source.startswith("topic:"):
         return

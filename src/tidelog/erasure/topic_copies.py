@@ -5,10 +5,11 @@ producers in the topic that it wrote to, whose rows are permanent and name sourc
 proof of an erasure searches these topics, with their archives, and lists the other sinks. A topic
 that was deleted since is followed too: its archives and copies stay. A playback without a name, or
 whose name was forgotten, is known by the home's audit, which names topics that may have been
-created again since. A consumer that produces leaves no such record; nor does a deleted pipeline
-whose target was deleted as well.
+created again since. So are topics with dead letters of handlers, and a pipeline that was deleted
+with its target. A consumer that produces leaves no such record.
 
-The other way round, an erasure from a copy does not reach its origin, and names it.
+The other way round, an erasure from a copy does not reach its origin, and names it
+(``unsearched``).
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from tidelog.archive.archive import list_archives
 from tidelog.archive.derived_archives import (
     archives_of,
     copies_of,
+    origin_of,
     partitions_of,
     sources_of,
 )
 from tidelog.archive.erased_events import Deletions, read_deletions
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import is_detached, read_partitions
+from tidelog.coordination.audit import read_actions
+from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.erasure.rewrite import is_under_way
+from tidelog.log.consumer.dead_letter_topics import dead_letter_topic
 from tidelog.log.ledger import ErasedIds
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
@@ -38,31 +42,40 @@ from tidelog.model.archive import Archive
 from tidelog.model.partition_rows import pipeline_of
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import Topic
+from tidelog.pipeline.deletion_audit import deleted_copy
 from tidelog.pipeline.registry import is_target_deleted, list_pipelines
-from tidelog.playback.audit import played_topics
+from tidelog.playback.audit import played_topic
 from tidelog.playback.session import list_playbacks
 
 __all__ = [
+    "IN_HOME",
     "Copies",
     "Originals",
+    "RecordedCopy",
     "Source",
     "TopicCopy",
+    "archives_with",
     "copies_of_archives",
     "copy_deletions",
     "copying_under_way",
+    "deleted_pipelines",
     "find_copies",
+    "incarnations_read",
     "original_archives",
     "originals_of_topic",
     "other_sources",
-    "outside_of_home",
-    "outside_of_proof",
     "pipelines_from",
+    "recorded_copies",
     "source_of_url",
+    "system_of",
 ]
 
 
 Source = tuple[str, str]
 """The scheme and path of a URL: what it names, without the options and hosts to reach it by."""
+
+IN_HOME = ("archive", "topic")  # schemes
+_BY_NAMES = ("kafka", "kinesis", "scylla")  # schemes; a path may be a list or a pattern
 
 
 class TopicCopy(NamedTuple):
@@ -92,6 +105,10 @@ class Originals(NamedTuple):
     incarnations: frozenset[str]  # of topics that playbacks read
     names: frozenset[str]  # of topics, in the audit and in partitions of deleted pipelines
 
+    def has(self, source: Source) -> bool:
+        """Returns whether a source that the audit names is one of them."""
+        return source in self.sources or (source[0] == "topic" and source[1] in self.names)
+
 
 class _Step(NamedTuple):
     how: str
@@ -105,6 +122,11 @@ def source_of_url(url: str) -> Source:
     return address.scheme, address.path
 
 
+def system_of(source: Source) -> Source:
+    """Returns a source without its path, if its source partitions are named by topic or stream."""
+    return source if source[0] not in _BY_NAMES else (source[0], "")
+
+
 def originals_of_topic(context: Context, topic: Topic) -> Originals:
     """Returns what events of a topic are copied from: the topic and its archives."""
     archives = {archive.name for archive, _ in archives_of(context, topic)}
@@ -116,13 +138,20 @@ def find_copies(context: Context, originals: Originals) -> Copies:
     """Returns where events were copied to, also through other topics."""
     topics = {each.incarnation: each for each in list_topics(context) if each.state == "ready"}
     found, known, left = Copies(), set(originals.incarnations), [originals]
-    deleted = [*_deleted_pipelines(context, topics.values()), *_audited(context, topics.values())]
+    systems: set[Source] = set()  # that were written to
+    deleted = [*deleted_pipelines(context, topics.values())]
+    audited = [*_audited(context, topics.values())]
     while left:
         one = left.pop()
         by_deleted = (step for source, step in deleted if source in one.names)
-        for step in (*_steps(context, one), *by_deleted):
+        by_audit = (step for source, step in audited if one.has(source))
+        for step in (*_steps(context, one), *by_deleted, *by_audit):
             if not step.target:
-                found.outside += [_outside(step)]
+                found.outside += [_outside(step), *_archives_from(context, step)]
+                there = source_of_url(step.sink)
+                if there not in systems:  # a pipeline may bring them back from there
+                    systems.add(there)
+                    left.append(Originals(frozenset({there}), frozenset(), frozenset()))
             elif step.target not in known:
                 known.add(step.target)
                 topic = topics.get(step.target) or _deleted_topic(step)
@@ -147,14 +176,14 @@ def copies_of_archives(context: Context, names: Collection[str]) -> list[str]:
         do = f"delete these events there too, with `tidelog delete {topic.name}`"
         if not copy.is_deleted:
             messages.append(f"topic `{topic.name}`: {how}: was not searched: {do}")
-        for archive in _archives_with(context, topic) if copy.is_deleted else ():
+        for archive in archives_with(context, topic) if copy.is_deleted else ():
             do = f"erase these events there too, with `tidelog archive erase {archive.name}`"
             what = f"has events of topic `{topic.name}`, which was deleted ({how})"
             messages.append(f"archive `{archive.name}`: {what}: was not searched: {do}")
     return [*messages, *found.outside]
 
 
-def _archives_with(context: Context, topic: Topic) -> list[Archive]:
+def archives_with(context: Context, topic: Topic) -> list[Archive]:
     """Returns the archives that have events of a topic, not of an earlier one with its name."""
     found = {
         archive.name: archive
@@ -212,7 +241,7 @@ def _steps(context: Context, originals: Originals) -> Iterator[_Step]:
             yield _Step(how, pinned.sink, pinned.target)
 
 
-def _deleted_pipelines(context: Context, topics: Iterable[Topic]) -> Iterator[tuple[str, _Step]]:
+def deleted_pipelines(context: Context, topics: Iterable[Topic]) -> Iterator[tuple[str, _Step]]:
     """Yields what deleted pipelines copied into topics, each with the topic of its source.
 
     That may have been a topic of another system: only a search shows it.
@@ -230,13 +259,67 @@ def _deleted_pipelines(context: Context, topics: Iterable[Topic]) -> Iterator[tu
                     yield source, _Step(how, f"topic:{topic.name}", topic.incarnation)
 
 
-def _audited(context: Context, topics: Iterable[Topic]) -> Iterator[tuple[str, _Step]]:
-    """Yields what playbacks of the audit copied into topics, each with the topic of its source."""
-    named = {each.name: each for each in topics}
-    for source, target in played_topics(context):
-        if target in named:
-            how = f"a playback copied events of `{source}` to it"
-            yield source, _Step(how, f"topic:{target}", named[target].incarnation)
+def _audited(context: Context, topics: Iterable[Topic]) -> Iterator[tuple[Source, _Step]]:
+    """Yields what was copied into topics by the audit, each with its source.
+
+    The audit has the name of a topic. Of one that was deleted, archives know the incarnation.
+    """
+    copies = sorted(recorded_copies(context))
+    named = {(each.name, each.incarnation) for each in topics}
+    named |= incarnations_read(context) if copies else set()
+    for copy in copies:
+        how = f"{copy.how} events of `{copy.source[1]}` to it"
+        for name, incarnation in sorted(named):
+            if copy.is_into(name, incarnation):
+                yield copy.source, _Step(how, f"topic:{name}", incarnation)
+
+
+def incarnations_read(context: Context) -> set[tuple[str, str]]:
+    """Returns the topics that archives and pipelines have read, also those deleted since."""
+    pipelines = [each.incarnation for each in list_pipelines(context)]
+    for archive in list_archives(context):
+        pipelines += map(archive.pipeline, archive.formats)
+    found = set()
+    for pipeline in pipelines:
+        for partition in read_partitions(context, pipeline):
+            own = origin_of(context, pipeline, partition)
+            if own is not None and own[0].incarnation:
+                found.add((partition.rpartition("/")[0], own[0].incarnation))
+    return found
+
+
+class RecordedCopy(NamedTuple):
+    """A copy into a topic that only the home's audit has a record of."""
+
+    source: Source
+    target: str  # name of a topic
+    how: str  # who copied
+    incarnation: str = ""  # of the topic; empty: unknown
+
+    def is_into(self, name: str, incarnation: str) -> bool:
+        """Returns whether it may have copied into a topic."""
+        return self.target == name and self.incarnation in ("", incarnation)
+
+
+def recorded_copies(context: Context) -> set[RecordedCopy]:
+    """Returns what the audit says about playbacks, dead letters and deleted pipelines."""
+    found = set()
+    for action in read_actions(context):
+        played, letters, copied = (
+            played_topic(action),
+            dead_letter_topic(action),
+            deleted_copy(action),
+        )
+        if copied is not None:
+            how = "a pipeline that was deleted may have copied"
+            found.add(RecordedCopy(copied.source, copied.target, how, copied.incarnation))
+        elif played is not None:
+            source = ("topic", played.source)
+            found.add(RecordedCopy(source, played.target, "a playback copied"))
+        elif letters is not None:
+            how = f"{letters.handler} moved failed"
+            found.add(RecordedCopy(letters.source, letters.target, how))
+    return found
 
 
 def _of_pipelines(pipelines: Iterable[NamedPipeline]) -> Iterator[_Step]:
@@ -251,6 +334,24 @@ def pipelines_from(context: Context, sources: Collection[Source]) -> Iterator[Na
     for each in list_pipelines(context):
         if source_of_url(each.source) in sources:
             yield each
+
+
+def _archives_from(context: Context, step: _Step) -> Iterator[str]:
+    """Yields messages about archives that read what was written to another system."""
+    scheme, path = source_of_url(step.sink)
+    for archive in list_archives(context) if path else ():
+        schemes = {parse_address(url).scheme for url in sources_of(archive)}
+        pipelines = [archive.pipeline(number) for number in archive.formats]
+        held = {name for each in pipelines for name in read_partitions(context, each)}
+        is_named = scheme in schemes and path in {name.rpartition("/")[0] for name in held}
+        is_same = any(
+            source == scheme and f"{path}/".startswith(f"{folder.rstrip('/')}/")
+            for source, folder in map(source_of_url, sources_of(archive))
+        )
+        if archive.state == "ready" and (is_same or is_named):
+            do = f"erase these events there too, with `tidelog archive erase {archive.name}`"
+            what = f"archive `{archive.name}`: reads `{step.sink}`, to which {step.how}"
+            yield f"{what.removesuffix(' to it')}: was not searched: {do}"
 
 
 def _outside(step: _Step) -> str:
@@ -282,61 +383,8 @@ def other_sources(context: Context, archive: Archive) -> list[str]:
     return [
         f"source `{url}`: was not searched: delete these events there too"
         for url in outside
-        if parse_address(url).scheme not in ("archive", "topic")
+        if parse_address(url).scheme not in IN_HOME
     ]
-
-
-def outside_of_home(context: Context, archives: Iterable[Archive]) -> Iterator[str]:
-    """Yields messages about archives that this home may not erase from."""
-    for archive in archives:
-        if is_detached(context, archive):
-            yield (
-                f"archive `{archive.name}` in `{archive.place}`: belongs to home "
-                f"`{archive.home}`: was not searched: delete these events in that home too"
-            )
-
-
-def outside_of_proof(context: Context, topic: Topic) -> Iterator[str]:
-    """Yields messages about what a proof of a topic does not search but may hold its events.
-
-    An archive of an earlier topic with this name is not searched: it may be what was restored.
-    """
-    own = {each.name: each for each in _archives_with(context, topic)}
-    yield from outside_of_home(context, own.values())
-    for url, how in _origins(context, topic, own.values()).items():
-        address = parse_address(url)
-        if address.scheme == "archive" and address.path not in own:
-            do = f"erase these events there too, with `tidelog archive erase {address.path}`"
-            yield f"archive `{address.path}`: {how} events from it: was not searched: {do}"
-        elif address.scheme == "topic" and address.path != topic.name:
-            do = f"delete these events there too, with `tidelog delete {address.path}`"
-            yield f"topic `{address.path}`: {how} events from it: was not searched: {do}"
-        elif address.scheme not in ("archive", "topic"):
-            do = "delete these events there too"
-            yield f"source `{url}`: {how} events from it: was not searched: {do}"
-
-
-def _origins(context: Context, topic: Topic, archives: Iterable[Archive]) -> dict[str, str]:
-    """Returns what events of a topic and its archives may come from: URLs, and how they came."""
-    into = [each for each in list_pipelines(context) if each.target == topic.incarnation]
-    found = {each.source: f"pipeline `{each.name}` copied" for each in into}
-    for source, target in played_topics(context):
-        if target == topic.name:
-            found.setdefault(f"topic:{source}", "a playback copied")
-    for archive in archives:
-        for url in sorted(sources_of(archive)):
-            found.setdefault(url, f"archive `{archive.name}` reads")
-    names = {source for source, _ in _deleted_pipelines(context, [topic])}
-    how = "a pipeline that was deleted may have copied"
-    for each in list_topics(context) if names else ():
-        if each.name in names:
-            found.setdefault(f"topic:{each.name}", how)
-    for archive in list_archives(context) if names else ():
-        pipelines = [archive.pipeline(number) for number in archive.formats]
-        held = {name for each in pipelines for name in read_partitions(context, each)}
-        if not names.isdisjoint(name.rpartition("/")[0] for name in held):
-            found.setdefault(f"archive:{archive.name}", how)
-    return found
 
 
 def _archives_in(archive: Archive) -> set[str]:

@@ -201,7 +201,7 @@ def _why_unchanged(context: Context, archive: Archive, generation: int) -> str:
     if output := output_of(written_as):
         return f"its files hold the output of a {output}: {_AGAIN}"
     if above := output_above(context, archive, generation):
-        return f"its files were made of archive `{above}`, which holds other values: {_AGAIN}"
+        return f"its files were made from archive `{above}`, which holds other values: {_AGAIN}"
     if not ArchiveFiles(files_at(context, archive), written_as).restorable:
         return f"its files have columns and no values: {_AGAIN}"
     return ""

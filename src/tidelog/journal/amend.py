@@ -57,7 +57,7 @@ from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter, A
 from tidelog.journal.listing import MovedError
 from tidelog.journal.lookup import FIELD_COLUMNS, Lookup, LookupResult, VersionedHead, with_key
 from tidelog.log.ledger import announce_erasure, enter_erased
-from tidelog.log.maintenance.unused import list_apart
+from tidelog.log.maintenance.unused_objects import list_apart
 from tidelog.log.topics import read_head
 from tidelog.model import limits
 from tidelog.model.event import Event, check_event, check_event_bytes
@@ -209,6 +209,7 @@ class Amender:
             why=self.why.why,
             events=_audit_events(changes),
             key="" if key is None else key_hash(key),
+            starts=() if key is None else self._starts(heads),
         )
         until_ms = max(record.at_ms, latest_now_ms(self._context)) if op == "delete" else 0
         version = put_record(self._context, self.topic, record)
@@ -222,6 +223,10 @@ class Amender:
         done = msgspec.structs.replace(record, state="done")
         put_record(self._context, self.topic, done, version)
         return applied
+
+    def _starts(self, heads: Mapping[int, VersionedHead]) -> tuple[int, ...]:
+        numbers = range(self.topic.partitions)
+        return tuple(heads[each][0].start if each in heads else 0 for each in numbers)
 
     def _enter(
         self,

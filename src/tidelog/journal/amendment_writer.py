@@ -53,7 +53,7 @@ from tidelog.errors import (
 )
 from tidelog.journal.listing import MovedError, covering
 from tidelog.journal.lookup import Lookup, Occurrence, VersionedHead, amendment_of
-from tidelog.log.maintenance.unused import list_unused
+from tidelog.log.maintenance.unused_objects import list_unused
 from tidelog.log.partitioner import partitions_for
 from tidelog.log.run_reader import all_pending
 from tidelog.log.topics import find_topic, read_head

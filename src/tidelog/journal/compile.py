@@ -53,7 +53,7 @@ from tidelog.journal.compile_policy import (
     CompilePolicy,
     choose_groups,
 )
-from tidelog.journal.compile_steps import Made, Pages, Swap, Work, make_journals
+from tidelog.journal.compile_steps import BuiltJournals, JournalBuild, Pages, Swap, make_journals
 from tidelog.log.maintenance.obsolete_rows import remove_shadowed
 from tidelog.log.run_reader import Amendments, pending
 from tidelog.log.topics import read_head
@@ -111,7 +111,7 @@ class CompileReport:
 class PlannedGroup:
     """A group to build journals from, as the partition was when it was planned."""
 
-    work: Work
+    work: JournalBuild
     head: Head
     compiled: int  # what the swap expects
     amendments: Amendments | None = None  # all of the partition, if the plan has read them
@@ -159,7 +159,7 @@ class PartitionCompile:
         head, _ = read_head(self._context, self._topic, self._partition)
         work_id = self._context.ids.new()
         epoch = self._swap.list_work(work_id)
-        work = Work(
+        work = JournalBuild(
             topic=self._topic,
             partition=self._partition,
             epoch=epoch,
@@ -203,7 +203,7 @@ class PartitionCompile:
 
         return page
 
-    def swap(self, planned: PlannedGroup, made: Made) -> CompileReport | None:
+    def swap(self, planned: PlannedGroup, made: BuiltJournals) -> CompileReport | None:
         """Step 4; returns None if rows have changed: plan again."""
         group = planned.work.group
         compiled = planned.compiled + self._swapped
@@ -240,7 +240,7 @@ def compile_topic(
     go_on: GoOn = _always,
     on_swap: Callable[[CompileReport], None] = lambda _: None,
 ) -> CompileReport:
-    """Compiles all partitions of a topic, one after another; ``tasks`` fetches ahead.
+    """Compiles all partitions of a topic, one after another; with a ``pool`` it fetches ahead.
 
     Idempotent, and safe at any time. Raises ``NotFoundError`` if the topic was deleted.
     """

@@ -38,7 +38,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.journal.compile_policy import JOURNALS_AT_ONCE, CompileGroup
-from tidelog.log.maintenance.unused import list_unused, origin_of
+from tidelog.log.maintenance.unused_objects import list_unused, origin_of
 from tidelog.log.run_reader import (
     Amendments,
     Cut,
@@ -46,7 +46,6 @@ from tidelog.log.run_reader import (
     are_pending,
     describe_run,
     fetch_run,
-    in_turn,
     read_run,
 )
 from tidelog.log.topics import open_head, read_head
@@ -55,8 +54,9 @@ from tidelog.model.partition_rows import Head, JournalOrigin, Run, decode_row, e
 from tidelog.model.times import journal_slots
 from tidelog.model.topic import Topic
 from tidelog.store.base import Store, put_fresh
+from tidelog.store.prefetch import fetch_ahead
 
-__all__ = ["Made", "Pages", "Swap", "Work", "make_journals"]
+__all__ = ["BuiltJournals", "JournalBuild", "Pages", "Swap", "make_journals"]
 
 _AHEAD = 8  # objects fetched in advance
 
@@ -65,7 +65,7 @@ Pages = Callable[[int], Amendments]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class JournalBuild:
     """A group, and everything needed to build journals from it anywhere. Pickles."""
 
     topic: Topic
@@ -79,7 +79,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class BuiltJournals:
     """Journals in the store that no row names yet."""
 
     journals: tuple[Run, ...]
@@ -87,8 +87,8 @@ class Made:
 
 
 def make_journals(
-    store: Store, ids: Ids, work: Work, pages: Pages, pool: Executor | None = None
-) -> Made:
+    store: Store, ids: Ids, work: JournalBuild, pages: Pages, pool: Executor | None = None
+) -> BuiltJournals:
     """Reads, encodes and uploads. Raises ``NotFoundError`` if an object is missing: plan again."""
     reading = _GroupReader(store, work, pages, pool)
     group = work.group
@@ -111,13 +111,15 @@ def make_journals(
             run = msgspec.structs.replace(run, journal=journal)
         journals.append(run)
         base = end
-    return Made(tuple(journals), reading.amendments)
+    return BuiltJournals(tuple(journals), reading.amendments)
 
 
 class _GroupReader:
     """Reads the events of a group in journal columns, split where a journal is full."""
 
-    def __init__(self, store: Store, work: Work, pages: Pages, pool: Executor | None) -> None:
+    def __init__(
+        self, store: Store, work: JournalBuild, pages: Pages, pool: Executor | None
+    ) -> None:
         self._store = store
         self._work = work
         self._pages = pages
@@ -163,7 +165,7 @@ class _GroupReader:
         work = self._work
         living = [run for run in work.group.rows if run.end > work.start]
         found: Amendments | None = None
-        fetched = in_turn(self._pool, lambda run: fetch_run(self._store, run), living, _AHEAD)
+        fetched = fetch_ahead(self._pool, lambda run: fetch_run(self._store, run), living, _AHEAD)
         for run, data in fetched:
             what = describe_run(work.topic.name, work.partition, run)
             at = max(run.base, work.start)

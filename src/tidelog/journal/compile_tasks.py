@@ -17,7 +17,7 @@ from tidelog.coordination.ownership import beating
 from tidelog.errors import FencedError, NotFoundError, UnavailableError
 from tidelog.journal.compile import CompileReport, PartitionCompile, PlannedGroup
 from tidelog.journal.compile_policy import CompilePolicy
-from tidelog.journal.compile_steps import Made, Work, make_journals
+from tidelog.journal.compile_steps import BuiltJournals, JournalBuild, make_journals
 from tidelog.log.run_reader import Amendments, joined
 from tidelog.model.topic import Topic
 from tidelog.store import shared_store
@@ -41,13 +41,13 @@ class _CompileTask:
 
     number: int  # of the group
     store: str  # URL
-    work: Work
+    work: JournalBuild
     amendments: Amendments
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    made: Made | None = None  # None: an object is missing
+    made: BuiltJournals | None = None  # None: an object is missing
     lost: NotFoundError | None = None
 
 
@@ -202,7 +202,7 @@ def _make_here(context: Context, each: _Ready) -> _Outcome:
         return _Outcome(lost=exc)
 
 
-def _make(task: _CompileTask) -> Made:
+def _make(task: _CompileTask) -> BuiltJournals:
     with Pool(_READERS, "tidelog-compile") as pool:
         store = shared_store(task.store)
         return make_journals(store, RandomIds(), task.work, lambda _: task.amendments, pool)

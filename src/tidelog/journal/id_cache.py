@@ -3,9 +3,9 @@
 :class:`PartitionIds` follows the partition's head: it adds new runs, and drops what a compile has
 replaced. For each run it keeps only its first offset and its hashes, so a hit reads the run's row.
 
-:class:`Shelves` finds the blocks of events that may have an id. It merges many indexes, so that a
-lookup is a few binary searches. Each id takes eight bytes: the half of its hash that indexes keep
-(``codec.segment``), and the number of its block. It does no I/O; the caller limits its size.
+:class:`MergedIndexes` finds the blocks of events that may have an id. It merges many indexes, so
+that a lookup is a few binary searches. Each id takes eight bytes: the half of its hash that indexes
+keep (``codec.segment``), and the number of its block. It does no I/O; the caller limits its size.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ import numpy.typing as npt
 from tidelog.codec.segment import IdIndex, decode_index, read_index
 from tidelog.context import Context
 from tidelog.journal.listing import MovedError, covering, read_row
-from tidelog.log.run_reader import describe_run, in_turn
+from tidelog.log.run_reader import describe_run
 from tidelog.model.partition_rows import Head, Run
 from tidelog.model.topic import Topic
+from tidelog.store.prefetch import fetch_ahead
 from tidelog.store.wrappers import reread
 
 __all__ = [
     "EventBlock",
     "Halves",
+    "MergedIndexes",
     "PartitionIds",
-    "Shelves",
 ]
 
 _AHEAD = 8  # indexes fetched in advance
@@ -52,7 +53,7 @@ class PartitionIds:
     """The ids of one partition. Thread-safe."""
 
     _head: Head | None
-    _shelves: Shelves
+    _merged: MergedIndexes
     _places: list[EventBlock]  # by the number of the owner
     _apart: list[EventBlock]  # runs whose indexes are not cached
 
@@ -70,7 +71,7 @@ class PartitionIds:
     @property
     def bytes(self) -> int:
         """Returns how much memory it uses."""
-        return self._shelves.bytes
+        return self._merged.bytes
 
     def forget(self) -> None:
         """Starts over at the next lookup."""
@@ -86,7 +87,7 @@ class PartitionIds:
         with self._lock:
             self._follow(head)
             seen = self._head or head
-            found = [(at, self._places[owner]) for at, owner in self._shelves.owners(wanted)]
+            found = [(at, self._places[owner]) for at, owner in self._merged.owners(wanted)]
             apart = list(self._apart)
         for place in apart:
             found += self._look_apart(seen, place, wanted)
@@ -102,13 +103,13 @@ class PartitionIds:
             if place.end <= head.start:
                 return []  # it was trimmed
             raise
-        shelves = Shelves()
-        shelves.add([(halves, block) for block, halves in enumerate(self._index(run).blocks)])
-        return [(at, _place(run, block)) for at, block in shelves.owners(wanted)]
+        merged = MergedIndexes()
+        merged.add([(halves, block) for block, halves in enumerate(self._index(run).blocks)])
+        return [(at, _place(run, block)) for at, block in merged.owners(wanted)]
 
     def _empty(self) -> None:
         """Forgets all. One statement, so that a signal's handler cannot run in between."""
-        self._head, self._shelves, self._places, self._apart = None, Shelves(), [], []
+        self._head, self._merged, self._places, self._apart = None, MergedIndexes(), [], []
 
     def _follow(self, head: Head) -> None:
         """Adds what is new, completely or not at all. The lock must be held."""
@@ -152,7 +153,7 @@ class PartitionIds:
         """Keeps only the wanted blocks, whether they are cached or only known."""
         lives = [wanted(place) for place in self._places]
         alive = np.array(lives, np.bool_)
-        self._shelves.keep(alive, (np.cumsum(alive) - 1).astype(np.uint32))
+        self._merged.keep(alive, (np.cumsum(alive) - 1).astype(np.uint32))
         self._places = list(compress(self._places, lives))
         self._apart = [place for place in self._apart if wanted(place)]
 
@@ -163,8 +164,10 @@ class PartitionIds:
         """Adds the indexes of runs while there is room."""
         with_ids = (run for run in runs if run.ids_end)
         blocks: list[tuple[Halves, int]] = []
-        size = self._shelves.bytes
-        for number, (run, index) in enumerate(in_turn(self._pool, self._index, with_ids, _AHEAD)):
+        size = self._merged.bytes
+        for number, (run, index) in enumerate(
+            fetch_ahead(self._pool, self._index, with_ids, _AHEAD)
+        ):
             own = _ID_BYTES * sum(map(len, index.blocks))
             if size + own > self._bytes_max:
                 self._apart.append(_place(run, 0))
@@ -174,9 +177,9 @@ class PartitionIds:
                 blocks.append((halves, len(self._places)))
                 self._places.append(_place(run, block))
             if number % _RUNS_AT_ONCE == _RUNS_AT_ONCE - 1:
-                self._shelves.add(blocks)
+                self._merged.add(blocks)
                 blocks = []
-        self._shelves.add(blocks)
+        self._merged.add(blocks)
 
     def _index(self, run: Run) -> IdIndex:
         if not run.ids_end:
@@ -197,7 +200,7 @@ def _place(run: Run, block: int) -> EventBlock:
 Halves = npt.NDArray[np.uint32]
 
 
-class Shelves:
+class MergedIndexes:
     """Halves of hashes with their owners, in a few sorted arrays of decreasing size."""
 
     def __init__(self) -> None:

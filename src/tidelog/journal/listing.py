@@ -15,7 +15,6 @@ import urllib.error
 import urllib.request
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import crc32c
 import msgspec
@@ -230,7 +229,7 @@ def _signed(
     return msgspec.structs.replace(entry, values=values, url=presign(run.object, expires_s))
 
 
-def read_journal(entry: JournalEntry | Mapping[str, Any]) -> Iterator[Event]:
+def read_journal(entry: JournalEntry | Mapping[str, object]) -> Iterator[Event]:
     """Yields the events of a journal or run that was listed with URLs, in order of offsets.
 
     Deleted and trimmed events are left out, and updated ones have their new value, all as it was
@@ -264,7 +263,7 @@ def read_journal(entry: JournalEntry | Mapping[str, Any]) -> Iterator[Event]:
             yield event
 
 
-def _decoded(entry: JournalEntry | Mapping[str, Any]) -> JournalEntry:
+def _decoded(entry: JournalEntry | Mapping[str, object]) -> JournalEntry:
     if isinstance(entry, JournalEntry):
         return entry
     try:

@@ -124,7 +124,7 @@ class LostTopic:
             partitions=partitions or needed,
             created_ms=self._context.clock.now_ms(),
             slot_ms=slot_ms,
-            home=self._context.standing.id,
+            home=self._context.identity.id,
         )
         for partition in heads:
             self._check_slots(topic, partition)

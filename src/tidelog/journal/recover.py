@@ -10,13 +10,14 @@ an update does not name its event, so it is counted and left.
    it. Raise the epoch of compilers above that of every journal, so that no swap can commit one.
 2. List the objects below that generation, then read all rows: the rest are the strays. The events
    of one segment for one partition are a unit, whichever strays contain them.
-3. For each unit, leave out events that the topic had before this step (``Present``), and those that
-   its ledger says are erased, as every copy does (``log.ledger``). The event's own time counts for
-   that: an object may be older or newer than its events, and its date is lost when a store is
-   copied. Append the others to that partition, in a commit of a producer that is named after the
-   unit, with the events' indexes in it as sequences. If a living producer uploads the segment
-   again, its commit creates the same row (``log.producer.append``), so only one of them lands. The
-   commit expects the ledger that was read; if it has grown, the events are checked again.
+3. For each unit, leave out events that the topic had before this step (``TopicSnapshot``), and
+   those that its ledger says are erased, as every copy does (``log.ledger``). The event's own time
+   counts for that: an object may be older or newer than its events, and its date is lost when a
+   store is copied. Append the others to that partition, in a commit of a producer that is named
+   after the unit, with the events' indexes in it as sequences. If a living producer uploads the
+   segment again, its commit creates the same row (``log.producer.append``), so only one of them
+   lands. The commit expects the ledger that was read; if it has grown, the events are checked
+   again.
 4. List the segment as unused in that commit, and each journal in the last commit of its units. From
    then on they are not strays, and sweeps delete them. Objects of a unit with doubted or waiting
    events stay.
@@ -69,9 +70,9 @@ from tidelog.errors import (
     UnavailableError,
 )
 from tidelog.journal.lookup import Lookup
-from tidelog.journal.stray_events import Present, StrayEvents, Unit, UnitEvents, generation_of
+from tidelog.journal.stray_events import StrayEvents, TopicSnapshot, Unit, UnitEvents, generation_of
 from tidelog.log.ledger import NOTHING_ERASED, Copier, ErasedIds, LedgerMovedError, read_ledger
-from tidelog.log.maintenance.unused import list_now
+from tidelog.log.maintenance.unused_objects import list_now
 from tidelog.log.producer.append_plan import ALL_SEQUENCES, StoredSegment
 from tidelog.log.status import read_heads
 from tidelog.log.topics import raise_epoch, raise_head, read_head
@@ -243,7 +244,7 @@ class _Recovery:
         self._found = found
         self._report = report
         self._erased = read_ledger(context, self._topic) if report.dry_run else NOTHING_ERASED
-        self._present = Present(context, lookup)
+        self._present = TopicSnapshot(context, lookup)
         self._doubted: set[str] = set()  # objects with events that the topic may have, or will
         self._any: dict[int, str] = {}  # of each partition, a named writer with a row in it
         self.writers: set[str] = set()  # whose events wait

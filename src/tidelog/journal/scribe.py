@@ -228,7 +228,7 @@ class Turn:
 
 
 class Scribe:
-    """One scribe of a home. ``tasks`` fetches ahead."""
+    """One scribe of a home. With a ``pool`` it fetches ahead."""
 
     def __init__(
         self,
@@ -248,7 +248,11 @@ class Scribe:
         self._holding = Ownership(context, layout.SCRIBE, layout.SCRIBE_LEASE, "the scribe's lease")
 
     def tick(self) -> Turn | None:
-        """Runs one turn if a ticket waits and no other scribe is working; None otherwise."""
+        """Runs one turn if a ticket waits and no other scribe is working; None otherwise.
+
+        >>> home.scribe().tick().finished
+        True
+        """
         if not self._tickets.issue().tickets or not self._holding.try_take():
             return None
         try:
@@ -259,7 +263,11 @@ class Scribe:
         return None if turn is None else self._after(turn)
 
     def once(self) -> Turn | None:
-        """Runs one turn now, for cron or a function; None if another scribe is working."""
+        """Runs one turn now, for cron or a function; None if another scribe is working.
+
+        >>> home.scribe().once().succeeded
+        True
+        """
         if not self._holding.take():
             return None
         try:
@@ -278,6 +286,11 @@ class Scribe:
         sooner.
 
         Reports a temporary error, such as an unreachable catalog, and tries the turn again.
+
+        >>> import threading
+        >>> stop = threading.Event()
+        >>> scribe = home.scribe(stopped=stop.is_set)
+        >>> scribe.run(stop.wait, on_turn=lambda turn: stop.set(), on_error=print)
         """
         shorter_ms = min(self._how.rate.every_ms, self._context.log_settings.lease_ttl_ms)
         look_s = min(_LOOK_S_MAX, shorter_ms / 1000 / _LOOKS)

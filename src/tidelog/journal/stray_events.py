@@ -12,8 +12,9 @@ partition are a **unit**.
   was trimmed, compiled or recovered. A journal whose sources are all held is not needed. If a
   source is held only by a row that names a missing object, the journal is left: it may be the only
   copy.
-- A journal of a compile that died is also listed by the plan of that compile (``unused``). What it
-  contains below the partition's start was trimmed since, and is part of a unit only on request.
+- A journal of a compile that died is also listed by the plan of that compile (``unused_objects``).
+  What it contains below the partition's start was trimmed since, and is part of a unit only on
+  request.
 - If a journal contains a range of a unit, it is right, even about events that it lacks: these were
   deleted. Of several journals the newest is right.
 - Segments that a recovery has made of a unit are not units while the original unit exists.
@@ -21,11 +22,11 @@ partition are a **unit**.
 Rows are read after the listing. An object that exists after its rows were read was not swept before
 that, since sweeps delete objects before the rows that list them.
 
-:class:`Present` decides which events the topic already has. Ids need not be unique: an id may be
-that of a thing, and each event a new version of it. So an event counts as present only if the topic
-had the same one before the recovery: the same id, key, type, headers and value, and a time that is
-not earlier, since a producer may have sent it again. What the recovery itself appends does not
-count.
+:class:`TopicSnapshot` decides which events the topic already has. Ids need not be unique: an id may
+be that of a thing, and each event a new version of it. So an event counts as present only if the
+topic had the same one before the recovery: the same id, key, type, headers and value, and a time
+that is not earlier, since a producer may have sent it again. What the recovery itself appends does
+not count.
 
 An update replaces a value and leaves no trace in the event. If an id was updated, an event with it
 and another value may be an older state of the one in the topic, or another event. Such an event is
@@ -54,7 +55,7 @@ from tidelog.coordination.audit import id_hash, read_records
 from tidelog.errors import CorruptError, NotFoundError, UnavailableError
 from tidelog.journal.lookup import Lookup, Occurrence
 from tidelog.log.maintenance.object_references import References, read_references
-from tidelog.log.maintenance.unused import Uses, origin_of, planned_starts
+from tidelog.log.maintenance.unused_objects import ObjectUses, origin_of, planned_starts
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import (
@@ -68,8 +69,8 @@ from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo
 
 __all__ = [
-    "Present",
     "StrayEvents",
+    "TopicSnapshot",
     "Unit",
     "UnitEvents",
     "generation_of",
@@ -135,7 +136,7 @@ class StrayEvents:
         self._rows = references  # of each partition, as last read
         self._holding: dict[int, dict[str, bool] | None] = {}  # what they hold: see `_read_held`
         after = self._compilers()
-        uses = Uses(self._keys)
+        uses = ObjectUses(self._keys)
         for partition, rows in enumerate(references):
             uses.add(partition, rows.objects)
             uses.add(partition, rows.leftovers)
@@ -217,7 +218,7 @@ class StrayEvents:
         return read_stable(self._context, read, self._changing_error())
 
     def _add_segment(
-        self, found: dict[tuple[str, int], Unit], info: ObjectInfo, uses: Uses
+        self, found: dict[tuple[str, int], Unit], info: ObjectInfo, uses: ObjectUses
     ) -> None:
         data = self._data(info)
         if data is None:
@@ -468,7 +469,7 @@ _SAME = [name for name in STORED_SCHEMA.names if name != "timestamp"]
 Rows = npt.NDArray[np.bool_]
 
 
-class Present:
+class TopicSnapshot:
     """What a topic had when this was created."""
 
     def __init__(self, context: Context, lookup: Lookup) -> None:

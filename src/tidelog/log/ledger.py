@@ -35,7 +35,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -122,14 +122,19 @@ class ErasedIds:
         """Returns whether an id was erased."""
         return _digest(event_id.encode()) in self.ids
 
-    def kept(self, events: pa.RecordBatch | pa.Table) -> npt.NDArray[np.bool_] | None:
-        """Returns a mask of the events that were not erased; None if none was."""
+    def kept(
+        self, events: pa.RecordBatch | pa.Table, by: Literal["timestamp", "offset"] = "timestamp"
+    ) -> npt.NDArray[np.bool_] | None:
+        """Returns a mask of the events that were not erased; None if none was.
+
+        By ``offset``, the times are offsets.
+        """
         gone = np.zeros(events.num_rows, np.bool_)
         for name, times in (("id", self.ids), ("key", self.keys)):
             if times and events.num_rows:
                 until = _until(events.column(name), times)
                 if until is not None:
-                    column = events.column("timestamp").cast(pa.int64())
+                    column = events.column(by).cast(pa.int64())
                     gone |= column.to_numpy(zero_copy_only=False) <= until
         return ~gone if gone.any() else None
 

@@ -394,7 +394,7 @@ class Notifier:
                 self._context.wakeups.listen(self._committed)
 
     def _debounce(self, topic: Topic) -> Debounce:
-        urls = topic.notify if self._context.standing.owns(topic.home) else ()
+        urls = topic.notify if self._context.identity.owns(topic.home) else ()
         targets = [_Once(self._open_target(url)) for url in urls]
         return Debounce(self._context, topic, targets, self._waiter)
 

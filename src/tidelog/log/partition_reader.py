@@ -41,7 +41,6 @@ from tidelog.log.run_reader import (
     are_pending,
     describe_run,
     fetch_run,
-    in_turn,
     pending,
     read_run,
 )
@@ -50,6 +49,7 @@ from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.partition_rows import Head, Run, decode_row
 from tidelog.model.topic import Topic
+from tidelog.store.prefetch import fetch_ahead
 
 __all__ = [
     "FIRST_S",
@@ -274,7 +274,7 @@ class Reader:
         end = known if end is None or (known is not None and known < end) else end
         cut = Cut(start, end, pool=self._pool)
         runs = [run for run in page.runs if end is None or run.base < end]
-        for run, data in in_turn(self._pool, partial(fetch_run, store), runs, _AHEAD):
+        for run, data in fetch_ahead(self._pool, partial(fetch_run, store), runs, _AHEAD):
             what = describe_run(name, number, run)
             for rows in read_run(store, run, what, cut, page.amendments, data):
                 yield OffsetEvents(name, number, rows)

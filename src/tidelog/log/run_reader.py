@@ -14,9 +14,8 @@ cover.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -34,7 +33,8 @@ from tidelog.model import layout
 from tidelog.model.partition_rows import Amendment, Head, Run, decode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import Store
-from tidelog.store.wrappers import fetched_ahead, reread
+from tidelog.store.prefetch import fetch_ahead, fetch_ahead_in_threads
+from tidelog.store.wrappers import reread
 
 __all__ = [
     "NO_AMENDMENTS",
@@ -48,7 +48,6 @@ __all__ = [
     "are_pending",
     "describe_run",
     "fetch_run",
-    "in_turn",
     "joined",
     "pending",
     "read_run",
@@ -199,7 +198,7 @@ def _portions(
     numbers: list[int] = []
     values: list[bytes | None] = []
     keys = [row.object for _, row in updated if row.object is not None]
-    fetched = fetched_ahead(keys, store.get)
+    fetched = fetch_ahead_in_threads(store.get, keys)
     for number, row in updated:
         value = row.value if row.object is None else next(fetched)[1]
         numbers.append(number - first)
@@ -388,28 +387,6 @@ def row_groups(store: Store, run: Run, what: str) -> tuple[RowGroup, ...]:
     return reread(store, run.object, read)
 
 
-def in_turn(
-    pool: Executor | None, call: Callable[[T], R], wanted: Iterable[T], ahead: int
-) -> Iterator[tuple[T, R]]:
-    """Yields each item with the result of ``call``; with a pool, it computes some in advance."""
-    if pool is None:
-        yield from ((each, call(each)) for each in wanted)
-        return
-    waiting: deque[tuple[T, Future[R]]] = deque()
-    try:
-        for each in wanted:
-            waiting.append((each, pool.submit(call, each)))
-            if len(waiting) > ahead:
-                first, coming = waiting.popleft()
-                yield first, coming.result()
-        while waiting:
-            first, coming = waiting.popleft()
-            yield first, coming.result()
-    finally:
-        for _, coming in waiting:
-            coming.cancel()
-
-
 def _of_piece(
     store: Store, run: Run, what: str, cut: Cut, data: bytes | None
 ) -> Iterator[EventRows]:
@@ -443,7 +420,7 @@ def _of_journal(
 
         file = reread(store, run.object, open_file)
         groups = [each for each in file.groups_of(at, end) if not (cut.skip and cut.skip(each))]
-        for group, batch in in_turn(cut.pool, read, groups, _GROUPS_AHEAD):
+        for group, batch in fetch_ahead(cut.pool, read, groups, _GROUPS_AHEAD):
             rows = _group_rows(group, batch, at)
             at = rows.end
             yield rows

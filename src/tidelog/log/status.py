@@ -18,6 +18,7 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, Run, decode_row
 from tidelog.model.topic import Topic
+from tidelog.process import describe_process
 
 __all__ = [
     "Lag",
@@ -198,6 +199,11 @@ class MemberState:
     mark: str  # its host and process
     seen_ms: int
     is_silent: bool  # for longer than its leases last
+
+    @property
+    def process(self) -> str:
+        """Returns its host and process, such as ``vm, process 31864``; empty if unknown."""
+        return describe_process(self.mark)
 
 
 class Members:

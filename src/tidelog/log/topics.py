@@ -143,7 +143,7 @@ def change_topic(
         changed = msgspec.structs.replace(
             now,
             notify=now.notify if notify is None else tuple(notify),
-            home=now.home if notify is None else context.standing.id,
+            home=now.home if notify is None else context.identity.id,
             max_latency_ms=now.max_latency_ms if max_latency_ms is None else max_latency_ms,
         )
         _check_settings(changed)

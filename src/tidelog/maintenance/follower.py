@@ -267,7 +267,7 @@ class Follower:
     def _repair_topics(self, errors: list[str]) -> None:
         context = self._context
         for topic in list_topics(context):
-            if not topic.notify or topic.state != "ready" or not context.standing.owns(topic.home):
+            if not topic.notify or topic.state != "ready" or not context.identity.owns(topic.home):
                 continue
             with (
                 contained(f"topic `{topic.name}`", lambda error: errors.append(error.message)),

@@ -471,7 +471,7 @@ def _sweep_archive(context: Context, archive: Archive, grace_ms: int, tally: Pip
         if rewrites:
             finish_rewrites(context, archive, generation)
     remove_strays(context, finish_removals(context, archive))
-    for error in settle_tables(context, archive) if context.standing.owns(archive.home) else ():
+    for error in settle_tables(context, archive) if context.identity.owns(archive.home) else ():
         raise error
 
 
@@ -486,7 +486,7 @@ def _compact(context: Context, pipeline: str, tally: PipelineSweep) -> None:
 
 def _is_ours(context: Context, archive: Archive) -> bool:
     """Returns whether to sweep it: what is outside a copied home belongs to the original."""
-    return not is_outside(context, archive) or context.standing.owns(archive.home)
+    return not is_outside(context, archive) or context.identity.owns(archive.home)
 
 
 def _sweep_playbacks(context: Context, grace_ms: int, tally: PipelineSweep) -> None:

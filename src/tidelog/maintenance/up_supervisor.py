@@ -127,7 +127,7 @@ class Supervisor:
                 self._ended(child, child.process)
 
     def stop(self) -> None:
-        """Ask all to end, and see to it that they do; those that have ended stay ended."""
+        """Asks all to end, and sees to it that they do; those that have ended stay ended."""
         running = [each for each in self._children.values() if each.process is not None]
         for child in self._children.values():
             child.due_s = None
@@ -247,7 +247,7 @@ _PARTS_MAX = 500  # in the row, which has a limit; those in trouble go first
 
 
 @dataclass(frozen=True)
-class _Said:
+class _JsonLine:
     """A line of a program that was JSON."""
 
     fields: dict[str, object]
@@ -369,7 +369,7 @@ class UpSupervisor:
         elif "error" in said.fields:
             self._view.complain(name, _message(text))
 
-    def _listening(self, said: _Said) -> None:
+    def _listening(self, said: _JsonLine) -> None:
         """Returns the server's address, which keeps the port that it got first."""
         if self.url:
             return
@@ -416,9 +416,9 @@ class UpSupervisor:
             remove_keeper(context, self._id)
 
 
-def _said(text: str) -> _Said | None:
+def _said(text: str) -> _JsonLine | None:
     try:
-        return _Said(decode_json(text, dict[str, object]))
+        return _JsonLine(decode_json(text, dict[str, object]))
     except msgspec.MsgspecError:
         return None
 

@@ -11,7 +11,8 @@ that read a sequence of JSON values can read both.
 **Depth.** The depth of a value from outside has one limit on every interpreter. Parsers in C
 recurse. How deep they get depends on the interpreter's version, its recursion limit and how much of
 the stack is in use. So text and bytes from outside are measured before they are parsed. Most
-contain fewer brackets than the limit, which one ``bytes.count`` shows; only the others are scanned.
+contain fewer brackets than the limit, which one ``bytes.count`` shows; only the others are scanned,
+piece by piece: one call about megabytes would keep every other thread from running.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import crc32c
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.limits import NESTING_MAX
@@ -36,6 +38,7 @@ __all__ = [
     "decode_json",
     "decode_msgpack",
     "is_deep_json",
+    "json_items",
     "open_json",
     "remedy",
     "seal_json",
@@ -120,9 +123,13 @@ def _seal(text: bytes) -> bytes:
     return b'\n{"crc32c":"%08x"}\n' % crc32c.crc32c(text)
 
 
-_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z)', re.DOTALL)
-_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_OPENS = np.frombuffer(b"[{", np.uint8)
+_PIECE = 65_536  # bytes of JSON that one call scans
+_ESCAPES = re.compile(rb"\\.", re.DOTALL)
+_NO_MARKS = bytes(byte for byte in range(256) if byte not in b'[]{},"')
+_COMMA = ord(",")
+_STEPS = np.zeros(256, np.int8)  # into brackets, and out of them
+_STEPS[list(b"[{")] = 1
+_STEPS[list(b"]}")] = -1
 _MAPS_AND_ARRAYS = frozenset((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))
 _NO_CONTAINERS = bytes(byte for byte in range(256) if byte not in _MAPS_AND_ARRAYS)
 
@@ -141,11 +148,35 @@ def is_deep_json(data: bytes | str) -> bool:
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else bytes(data)
     if text.count(b"[") + text.count(b"{") <= NESTING_MAX:
         return False
-    brackets = _STRINGS.sub(b"", text).translate(None, _NO_BRACKETS)
-    if not brackets:
-        return False
-    opens = np.isin(np.frombuffer(brackets, np.uint8), _OPENS)
-    return bool(np.cumsum(np.where(opens, 1, -1)).max() > NESTING_MAX)
+    return any(depths.max(initial=0) > NESTING_MAX for _, depths in _structure(text))
+
+
+def json_items(text: bytes) -> int:
+    """Returns how many items the outermost array or object of a JSON text has, or 1 if none.
+
+    Takes little memory and never long in one call, unlike a parser. Other texts have any number.
+    """
+    commas = 0
+    for marks, depths in _structure(text):
+        commas += int(np.count_nonzero((marks == _COMMA) & (depths == 1)))
+    return commas + 1
+
+
+def _structure(text: bytes) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
+    """Yields brackets and commas outside of strings, with the depth after each, piece by piece."""
+    at, depth, is_inside = 0, 0, False  # a string
+    while at < len(text):
+        piece = text[at : at + _PIECE]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # half of an escape
+            piece = text[at : at + _PIECE + 1]
+        at += len(piece)
+        plain = _ESCAPES.sub(b"", piece) if b"\\" in piece else piece
+        parts = plain.translate(None, _NO_MARKS).split(b'"')
+        marks = np.frombuffer(b"".join(parts[is_inside::2]), np.uint8)
+        is_inside ^= len(parts) % 2 == 0
+        depths = depth + np.cumsum(_STEPS[marks], dtype=np.int64)
+        depth = int(depths[-1]) if len(depths) else depth
+        yield marks, depths
 
 
 def check_msgpack_depth(data: bytes, what: str = "") -> None:

@@ -56,7 +56,11 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def position(self) -> Position:
-        """Returns the position of an event that was read."""
+        """Returns the position of an event that was read.
+
+        >>> str(next(home.read("orders")).position)
+        'orders/0/0'
+        """
         if self.topic is None or self.partition is None or self.offset is None:
             raise InvalidError(
                 "event: has no position before it is appended: use what append returns"
@@ -65,17 +69,28 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def time(self) -> datetime:
-        """Returns the event's time in UTC."""
+        """Returns the event's time in UTC.
+
+        >>> next(home.read("orders")).time.isoformat()
+        '2026-11-14T...+00:00'
+        """
         if self.timestamp is None:
             raise InvalidError("event: has no time before it is appended: give it a timestamp")
         return _EPOCH + check_timestamp(self.timestamp) * _MILLISECOND
 
     def json(self) -> Any:
-        """Returns the value, decoded from JSON; raises ``InvalidError`` if it is not valid."""
+        """Returns the value, decoded from JSON; raises ``InvalidError`` if it is not valid.
+
+        >>> next(home.read("orders")).json()["total"]
+        10
+        """
         try:
             return _parse_json(self.value or b"null")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise InvalidError(f"event: its value is not valid JSON: {exc}") from exc
+            where = "event" if self.offset is None else f"event `{self.position}`"
+            raise InvalidError(
+                f"{where}: its value is not valid JSON: {exc}: read `event.value`, which is bytes"
+            ) from exc
 
 
 class Position(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -240,7 +255,7 @@ def check_event_bytes(size: int, bytes_max: int, room: int = 0) -> None:
 def check_id_bytes(size: int) -> None:
     """Raises ``InvalidError`` for an id that is too long to be found or deleted."""
     if size == 0:
-        raise InvalidError("event: its id is empty: give text, or None for no id")
+        raise InvalidError("event: its id is empty: give text, or no id")
     if size > limits.ID_BYTES_MAX:
         raise InvalidError(
             f"event: its id has {size} bytes, at most {limits.ID_BYTES_MAX} are allowed: shorten it"

@@ -25,6 +25,7 @@ __all__ = [
     "journal_slots",
     "level_count",
     "moment_ms",
+    "rough_text",
     "slots_of",
 ]
 
@@ -52,6 +53,14 @@ def duration_text(value_ms: int) -> str:
     units = reversed(_UNITS_MS.items())
     name, unit_ms = next((each for each in units if value_ms % each[1] == 0), ("ms", 1))
     return f"{value_ms // unit_ms}{name}"
+
+
+def rough_text(seconds: float) -> str:
+    """Returns a duration as people say it, rounded: 3 s, 5 min, 2 h, 4 d."""
+    for unit, length, until in (("s", 1, 90), ("min", 60, 5_400), ("h", 3_600, 172_800)):
+        if seconds < until:
+            return f"{max(0.0, seconds) / length:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
 
 
 def moment_ms(text: str, now_ms: int) -> int:

@@ -34,9 +34,12 @@ class Topic(Persisted, frozen=True):
         """Raises ``InvalidError`` for a partition that does not exist."""
         if not 0 <= partition < self.partitions:
             raise InvalidError(
-                f"topic `{self.name}`: has no partition {partition}: "
-                f"give 0 to {self.partitions - 1}"
+                f"topic `{self.name}`: has no partition {partition}: {self.partitions_hint()}"
             )
+
+    def partitions_hint(self) -> str:
+        """Returns what an error says about the partitions that exist."""
+        return "it has only 0" if self.partitions == 1 else f"give 0 to {self.partitions - 1}"
 
 
 def check_topic_name(name: str) -> None:

@@ -99,15 +99,21 @@ class ErasedRows:
 
     offsets: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     ids: ErasedIds = NOTHING_ERASED  # and keys, each up to a time
+    trimmed: ErasedIds = NOTHING_ERASED  # ids and keys, each up to an offset
 
     def remaining(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the events that were not erased."""
-        if not batch.num_rows or not (len(self.offsets) or len(self.ids)):
+        if not batch.num_rows or not (len(self.offsets) or len(self.ids) or len(self.trimmed)):
             return batch
         keep = np.isin(batch.column("offset").to_numpy(), self.offsets, invert=True)
-        not_erased = self.ids.kept(batch)
-        keep = keep if not_erased is None else keep & not_erased
+        for not_erased in (self.ids.kept(batch), self._untrimmed(batch)):
+            keep = keep if not_erased is None else keep & not_erased
         return batch if keep.all() else batch.filter(pa.array(keep))
+
+    def _untrimmed(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+        last = max((*self.trimmed.ids.values(), *self.trimmed.keys.values()), default=-1)
+        first = batch.column("offset").to_numpy().min()
+        return self.trimmed.kept(batch, by="offset") if first <= last else None
 
     def count_in(self, start: int, end: int, gaps: Sequence[Gap] = ()) -> int:
         """Returns how many erased offsets are between two, outside of gaps."""
@@ -145,6 +151,7 @@ class CycleReport:
 
     @property
     def events(self) -> int:
+        """Returns how many events of the source its ranges cover."""
         return self.earlier + sum(manifest.read for manifest in self.committed.values())
 
     def add(self, later: CycleReport) -> None:
@@ -175,7 +182,7 @@ class Track:
 
     @property
     def goes_back(self) -> bool:
-        """Returns whether the current range is in a gap before the position (``late``)."""
+        """Returns whether the current range is in a gap before the position (``late_events``)."""
         return self.intent is not None and self.intent.start != self.head.position
 
     @property
@@ -410,6 +417,11 @@ class ParallelWorkers(Protocol):
     @property
     def parallelism(self) -> int:
         """Returns how many tasks run at once."""
+        ...
+
+    @property
+    def waves(self) -> int:
+        """Returns how many times as many tasks to start together, since a start takes time."""
         ...
 
 

@@ -117,7 +117,7 @@ from tidelog.pipeline.failures import (
     remade_bounds,
     vanished_head,
 )
-from tidelog.pipeline.late import span_to_read
+from tidelog.pipeline.late_events import span_to_read
 from tidelog.pipeline.lost_ranges import SettingAside, late_manifests
 from tidelog.pipeline.ranges import check_plan, choose_cuts, discard_staged, end_before, plan_tasks
 from tidelog.pipeline.read_ahead import FindNext, RangeRounds, Results, intend_next, read_no_more

@@ -51,7 +51,7 @@ from tidelog.model.pipeline import Begin, Progress
 from tidelog.pipeline.base import FrozenError, ParallelWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.failures import PipelineFailures, contain_errors
-from tidelog.pipeline.ranges import Due, FilePolicy, parts_of
+from tidelog.pipeline.ranges import FilePolicy, WaitingEvents, in_waves, parts_of, waves_max
 from tidelog.pipeline.read_ahead import FindNext, NextRange, read_no_more
 from tidelog.pipeline.share import DriverMembers, DriverShare, flush_version
 from tidelog.pipeline.source_partitions import (
@@ -106,6 +106,8 @@ class _Plan(NamedTuple):
     limits: Mapping[SourcePartition, str]  # how far to read those that are due
     parts: Mapping[SourcePartition, int]  # in how many parts, with one task each
     everything: bool = False  # all that waits is due
+    at_once: Mapping[SourcePartition, int] = {}  # how many of these parts are read at once
+    waves_max: int = 1  # of such parts in a range
 
 
 class Driver:
@@ -115,7 +117,7 @@ class Driver:
         self._context = context
         self._pipeline = pipeline
         self._how = how
-        self._due = Due(how.policy)
+        self._due = WaitingEvents(how.policy)
         self._failures = PipelineFailures(context, pipeline.id)
         self._members = DriverMembers(context, pipeline.id, once=not how.follow)
         self._share = DriverShare(context, pipeline, self._members, self._failures)
@@ -272,7 +274,8 @@ class Driver:
                 if self._find_members():
                     self._ahead_until_s = now_s()
             most = waiting // self._due.cut_events_min(self._how.follow)
-            parts = max(1, min(plan.parts.get(partition, 1), most))
+            parts = max(1, min(plan.at_once.get(partition, 1), most))
+            parts = self._in_waves(parts, waiting, plan.waves_max, plan.everything)
             return NextRange(self._limit(partition, start, held, parts), parts)
 
         return read_no_more if isinstance(source, TrackingSource) else find_next
@@ -440,12 +443,17 @@ class Driver:
                 is_due = self._due.is_due(partition, count, now_s) or partition in self._full
                 if count if everything or self._failures.is_failing(partition) else is_due:
                     due[partition] = count
-        parts = self._parts(due)
+        at_once = self._parts(due)
+        waves = waves_max(self._pipeline, at_once)
+        parts = {
+            each: self._in_waves(at_once[each], count, waves, everything)
+            for each, count in due.items()
+        }
         for partition in due:
             with contain_errors(partition, bounds, errors):
                 at, held = cycle.span(partition, bounds[partition])
                 limits[partition] = self._limit(partition, at, held, parts[partition])
-        return _Plan(waiting, limits, parts, everything)
+        return _Plan(waiting, limits, parts, everything, at_once, waves)
 
     def _parts(self, due: Mapping[SourcePartition, int]) -> dict[SourcePartition, int]:
         """Returns in how many parts to read each source partition with this many events."""
@@ -454,6 +462,12 @@ class Driver:
             return dict.fromkeys(due, 1)
         tasks = workers.parallelism if isinstance(workers, ParallelWorkers) else 1
         return parts_of(due, tasks, self._due.cut_events_min(self._how.follow))
+
+    def _in_waves(self, at_once: int, events: int, waves_max: int, everything: bool) -> int:
+        """Returns in how many parts to read this number of events of a source partition."""
+        if waves_max == 1:
+            return at_once
+        return in_waves(at_once, events, self._due.events_max(), waves_max, not everything)
 
     def _span(self, partitions: int) -> contextlib.AbstractContextManager[None]:
         """Returns the trace span of a cycle that has work."""

@@ -48,7 +48,7 @@ from tidelog.model.pipeline import (
     offsets_between,
 )
 from tidelog.pipeline.base import ClaimedError
-from tidelog.pipeline.late import late_head
+from tidelog.pipeline.late_events import late_head
 
 __all__ = [
     "REMADE_REMEDY",

@@ -52,22 +52,24 @@ from tidelog.model import defaults, layout
 from tidelog.model.limits import RANGE_CUTS_MAX
 from tidelog.model.pipeline import FileEntry, Intent, Manifest, offsets_between
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.base import Pipeline, Task, TaskOutcome, TaskOutput, Track
+from tidelog.pipeline.base import ParallelWorkers, Pipeline, Task, TaskOutcome, TaskOutput, Track
 from tidelog.pipeline.carried_ranges import CarriedReader
 
 __all__ = [
-    "Due",
     "FilePolicy",
     "RangeResult",
+    "WaitingEvents",
     "check_plan",
     "choose_cuts",
     "discard_staged",
     "divide_reader",
     "end_before",
+    "in_waves",
     "join_cuts",
     "parts_of",
     "plan_tasks",
     "run_ranges",
+    "waves_max",
 ]
 
 
@@ -93,7 +95,7 @@ class FilePolicy:
 
 
 @dataclass
-class Due:
+class WaitingEvents:
     """Tracks since when events wait, and how large they are."""
 
     policy: FilePolicy
@@ -144,6 +146,33 @@ def parts_of(
         share = -(-tasks * events // total)
         parts[partition] = max(1, min(share, events // events_min, RANGE_CUTS_MAX))
     return parts
+
+
+def waves_max(pipeline: Pipeline, at_once: Mapping[SourcePartition, int]) -> int:
+    """Returns how many waves of tasks a range may have, with this number of tasks in each.
+
+    The next job takes time to start, while no task runs. Sinks other than files send a range as a
+    whole, and a rate is shared by all tasks of a job: these have one wave.
+    """
+    has_files, workers = isinstance(pipeline.sink, AsideSink), pipeline.workers
+    if not has_files or pipeline.rate is not None:
+        return 1
+    if not at_once or not isinstance(pipeline.source, DividingSource):
+        return 1  # Spark need not start yet
+    if not isinstance(workers, ParallelWorkers):
+        return 1
+    return max(1, workers.waves * workers.parallelism // sum(at_once.values()))
+
+
+def in_waves(parts: int, events: int, events_max: int, waves_max: int, whole_files: bool) -> int:
+    """Returns in how many parts to read a range, of which ``parts`` are read at once.
+
+    A range has up to ``waves_max`` waves of such parts, as many as its ``events`` need if a part
+    has ``events_max``. With ``whole_files`` no part has fewer.
+    """
+    waves, rest = divmod(events, parts * events_max)
+    waves += bool(rest and not whole_files)
+    return max(parts, min(parts * min(waves, waves_max), RANGE_CUTS_MAX))
 
 
 def end_before(source: Source, range: SourceRange, error: TidelogError) -> str | None:

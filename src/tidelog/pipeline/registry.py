@@ -161,7 +161,7 @@ def check_reach(context: Context, named: NamedPipeline) -> None:
     if not is_inside(named.sink):
         what = f"pipeline `{named.name}` into `{named.sink}`"
         remedy = f"run `tidelog pipeline delete {named.name}`, and make it again"
-        context.standing.check_own(what, named.home, remedy)
+        context.identity.check_own(what, named.home, remedy)
 
 
 def list_pipelines(context: Context) -> Iterator[NamedPipeline]:

@@ -7,15 +7,14 @@ only its scheme is recorded; a topic is recorded by name.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from tidelog.context import Context
-from tidelog.coordination.audit import read_actions, record_action
+from tidelog.coordination.audit import Action, record_action
 from tidelog.errors import InvalidError
 from tidelog.playback.request import PlaybackRequest
 
-__all__ = ["PlayedTopic", "played_topics", "record_playback"]
+__all__ = ["PlayedTopic", "played_topic", "record_playback"]
 
 _OP = "playback"
 _SOURCE = "topic "
@@ -41,13 +40,9 @@ def record_playback(context: Context, asked: PlaybackRequest, who: str) -> None:
         record_action(context, _OP, f"{_SOURCE}{asked.topic}", note, who)
 
 
-def played_topics(context: Context) -> Iterator[PlayedTopic]:
-    """Yields which topics were played into which, each pair once."""
-    known = set()
-    for action in read_actions(context):
-        if action.op == _OP and _TARGET in action.note:
-            target = action.note.rpartition(_TARGET)[2].partition("?")[0]
-            played = PlayedTopic(action.what.removeprefix(_SOURCE), target)
-            if played not in known:
-                known.add(played)
-                yield played
+def played_topic(action: Action) -> PlayedTopic | None:
+    """Returns what a record of the audit says about a playback; None for other records."""
+    if action.op != _OP or _TARGET not in action.note:
+        return None
+    target = action.note.rpartition(_TARGET)[2].partition("?")[0]
+    return PlayedTopic(action.what.removeprefix(_SOURCE), target)

@@ -58,7 +58,7 @@ from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.playback import Cursor, Pin, Time, TimeRange, time_range
 from tidelog.model.topic import Topic
 from tidelog.playback.request import AsOf, pin_topic, trimmed
-from tidelog.playback.run_queue import Ahead, FoundRun, SwapGuard, SwappedError
+from tidelog.playback.run_queue import FoundRun, RunQueue, SwapGuard, SwappedError
 from tidelog.store.base import Store
 from tidelog.tasks import Pool
 
@@ -362,15 +362,15 @@ class _PlaybackPass:
         self._pool = pool
         start_ms = pin.range.start_ms if after is None else after.time_ms
         self._times = TimeRange(start_ms, max(start_ms, pin.range.end_ms))
-        self._standing = SwapGuard(context, topic)
+        self._guard = SwapGuard(context, topic)
         self._loader = Loader(context.store, topic.name)
         self._windows: Windows | None = None
 
     def batches(self, bounds: BufferBounds) -> Iterator[pa.RecordBatch]:
         """Yields everything that is left. Raises ``SwappedError`` if it must be opened again."""
-        ahead = Ahead(self._standing, self._pin, self._times, self._groups, self._pool)
+        queue = RunQueue(self._guard, self._pin, self._times, self._groups, self._pool)
         end_ms = self._times.end_ms
-        windows = Windows(self._topic.name, ahead, self._load, end_ms, bounds, self._pool)
+        windows = Windows(self._topic.name, queue, self._load, end_ms, bounds, self._pool)
         self._windows = windows
         return windows.batches()
 
@@ -396,19 +396,19 @@ class _PlaybackPass:
             end=self._pin.ends[partition],
             after=self._after,
         )
-        head = self._standing.recent(partition)
+        head = self._guard.recent(partition)
         while True:
-            amendments = self._standing.amendments(partition, found.base, found.end, head)
+            amendments = self._guard.amendments(partition, found.base, found.end, head)
             try:
                 return self._loader.load(found, wanted, amendments)
             except NotFoundError as exc:
-                before, head = head, self._standing.check(partition)
+                before, head = head, self._guard.check(partition)
                 if head.amendments == before.amendments:  # else a value was replaced, and swept
                     raise self._lost(found, exc) from exc
 
     def _lost(self, found: FoundRun, error: NotFoundError) -> Exception:
         """Returns the error for a missing object: trimmed, ``SwappedError``, or damage."""
-        head = self._standing.check(found.partition)
+        head = self._guard.check(found.partition)
         if found.run.base < head.start:
             return trimmed(self._topic, found.partition, found.base, head.start)
         return lost_object(self._topic.name, found.partition, [found.run], error)

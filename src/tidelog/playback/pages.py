@@ -223,7 +223,7 @@ def begin_range(context: Context, topic: Topic, times: TimeRange) -> RangeCursor
 
 
 def check_cursor(context: Context, topic: Topic, cursor: RangeCursor) -> None:
-    """Refuse when a start has moved, or when the cursor's ends are not those of this topic."""
+    """Refuses when a start has moved, or when the cursor's ends are not those of this topic."""
     if len(cursor.starts) != topic.partitions:
         raise _forged()
     for partition, head in enumerate(read_heads(context, topic)):

@@ -246,18 +246,18 @@ def pinned_playback(
     target = find_target(context, address.path).incarnation if address.scheme == "topic" else ""
     inside = address.scheme in _INSIDE
     if not inside:
-        context.standing.check(f"playback `{name}` to `{asked.sink}`")
+        context.identity.check(f"playback `{name}` to `{asked.sink}`")
     found = find_playback(context, name)
     if found is None:
         topic, pin = pin_asked(context, asked, pool)
         now_ms = context.clock.now_ms()
-        home = "" if inside else context.standing.id
+        home = "" if inside else context.identity.id
         wanted = PlaybackPin(asked.topic, asked.sink, target, asked.texts, pin, now_ms, home=home)
         found = start_playback(context, name, wanted)
     _check_same(context, name, asked, found)
     if not inside:
         what = f"playback `{name}` to `{asked.sink}`"
-        context.standing.check_own(what, found.home, "begin another one, under another name")
+        context.identity.check_own(what, found.home, "begin another one, under another name")
     topic = find_topic(context, asked.topic)
     for role, there, was in (
         ("topic", topic.incarnation, found.pin.incarnation),

@@ -34,9 +34,9 @@ from tidelog.model.topic import Topic
 from tidelog.playback.request import PartitionSlots, SlotEntry, check_needed, trimmed
 
 __all__ = [
-    "Ahead",
     "FoundRun",
     "Groups",
+    "RunQueue",
     "SwapGuard",
     "SwappedError",
 ]
@@ -79,7 +79,7 @@ Groups = Callable[[FoundRun], Iterable[RowGroup]]
 """Returns the row groups of a journal."""
 
 
-class Ahead:
+class RunQueue:
     """Runs in the order in which a playback from ``times.start_ms`` needs them.
 
     Raises ``SwappedError`` if the list of runs has changed since it was opened.
@@ -87,14 +87,14 @@ class Ahead:
 
     def __init__(
         self,
-        standing: SwapGuard,
+        guard: SwapGuard,
         pin: Pin,
         times: TimeRange,
         groups: Groups,
         pool: Executor | None,
     ) -> None:
-        self._standing = standing
-        self._topic = standing.topic
+        self._guard = guard
+        self._topic = guard.topic
         self._pin = pin
         self._times = times
         self._groups = groups
@@ -134,11 +134,11 @@ class Ahead:
                 heapq.heapreplace(self._unread, (following.start_ms, partition))
 
     def _open(self, partition: int) -> _Timeline:
-        head = self._standing.note(partition)
-        context, journaled = self._standing.context, head.journaled
+        head = self._guard.note(partition)
+        context, journaled = self._guard.context, head.journaled
         slots = PartitionSlots(context, self._topic, partition, self._times, journaled)
         timeline = _Timeline(slots)
-        head = self._standing.check(partition)  # the first row decides what others wait for
+        head = self._guard.check(partition)  # the first row decides what others wait for
         if timeline.next is None:  # nothing there, or nothing left
             check_needed(self._topic, self._pin, partition, self._times.start_ms, head)
         return timeline
@@ -151,7 +151,7 @@ class Ahead:
             each for each in timeline.read(self._rows_at_once) if self._is_new(partition, each)
         ]
         runs = timeline.slots.runs(listed)
-        head = self._standing.check(partition)
+        head = self._guard.check(partition)
         at_ms = max(from_ms, self._times.start_ms)
         check_needed(self._topic, self._pin, partition, at_ms, head)
         for each in listed:

@@ -54,6 +54,7 @@ class SearchQuery:
 
     @property
     def is_all(self) -> bool:
+        """Returns whether every event matches."""
         return self.key is None and self.id is None and not self.text and not self.where
 
     def fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -183,18 +184,18 @@ def search_range(
 
 
 @dataclass(frozen=True, slots=True)
-class _Some:
+class _BatchSlice:
     part: pa.RecordBatch
     is_cut: bool  # there is no room for more
 
 
-def _some(batch: pa.RecordBatch, rows: int, room: int) -> _Some:
+def _some(batch: pa.RecordBatch, rows: int, room: int) -> _BatchSlice:
     """As many as there is room for, and one at least; never fewer than none."""
     if not batch.num_rows:
-        return _Some(batch, False)
+        return _BatchSlice(batch, False)
     part = batch.slice(0, min(rows, fitting_rows(batch, room)))
     is_full = part.num_rows == rows or part.nbytes >= room
-    return _Some(part, is_full or part.num_rows < batch.num_rows)
+    return _BatchSlice(part, is_full or part.num_rows < batch.num_rows)
 
 
 def _events(batch: pa.RecordBatch) -> Iterator[Event]:

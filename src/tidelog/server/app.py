@@ -295,8 +295,7 @@ class ServerApp:
         send = self._deliveries.bound(scope, _with_headers(scope, send, request_id, old))
         name, status = "none", _GONE
         try:
-            name, run = self._find_counted(scope)
-            headers = headers_of(scope["headers"])
+            name, run, headers = self._find_counted(scope)
             if self._telemetry is None:
                 status = await run(scope, receive, send, headers)
             else:
@@ -354,10 +353,13 @@ class ServerApp:
                 ms=round(took_s * 1000, 3),
             )
 
-    def _find_counted(self, scope: Scope) -> tuple[str, Run]:
-        """Like :meth:`_find`, but counts unknown requests by address. Raises ``TooManyError``."""
+    def _find_counted(self, scope: Scope) -> tuple[str, Run, dict[bytes, bytes]]:
+        """Finds the operation of a request, and its headers by name.
+
+        Like :meth:`_find`, but counts requests that it refuses by address. Raises ``TooManyError``.
+        """
         try:
-            return self._find(scope)
+            return *self._find(scope), headers_of(scope["headers"])
         except TidelogError:
             self.gate.count_visit(scope, dict(scope["headers"]))
             raise

@@ -23,9 +23,9 @@ __all__ = [
     "BATCH_WRITE",
     "STREAM_READ",
     "STREAM_WRITE",
+    "DataSourceUse",
     "Offsets",
     "ReadOptions",
-    "Use",
     "WriteOptions",
     "check_not_table",
     "is_pattern",
@@ -42,7 +42,7 @@ _SPARKS_OWN = ("checkpointlocation",)  # Spark passes it on to the sink
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class DataSourceUse:
     """One way to use the data source, and its options."""
 
     name: str
@@ -51,13 +51,15 @@ class Use:
 
 _PLACE = ("home", "topic")
 _READ = (*_PLACE, "columns", "startOffsets", "startTime", "endTime", "bytesPerTask")
-BATCH_READ = Use("batch read", (*_READ, "endOffsets", "pushFilters"))
-STREAM_READ = Use(
+BATCH_READ = DataSourceUse("batch read", (*_READ, "endOffsets", "pushFilters"))
+STREAM_READ = DataSourceUse(
     "streaming read", (*_READ, "maxEventsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss")
 )
-BATCH_WRITE = Use("batch write", (*_PLACE, "usePartition", "sink", "batch", "acceptRepeat"))
-STREAM_WRITE = Use("streaming write", (*_PLACE, "usePartition", "sink", "acceptRepeat"))
-_ANY_READ = Use("read", tuple(dict.fromkeys((*BATCH_READ.takes, *STREAM_READ.takes))))
+BATCH_WRITE = DataSourceUse(
+    "batch write", (*_PLACE, "usePartition", "sink", "batch", "acceptRepeat")
+)
+STREAM_WRITE = DataSourceUse("streaming write", (*_PLACE, "usePartition", "sink", "acceptRepeat"))
+_ANY_READ = DataSourceUse("read", tuple(dict.fromkeys((*BATCH_READ.takes, *STREAM_READ.takes))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def check_not_table(given: Mapping[str, str]) -> None:
         )
 
 
-def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
+def read_options(given: Mapping[str, str], use: DataSourceUse) -> ReadOptions:
     """Parses the options of a read."""
     said = _known(given, use)
     options = ReadOptions(
@@ -150,7 +152,7 @@ def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
     return options
 
 
-def write_options(given: Mapping[str, str], use: Use) -> WriteOptions:
+def write_options(given: Mapping[str, str], use: DataSourceUse) -> WriteOptions:
     """Parses the options of a write."""
     said = _known(given, use)
     sink = said.get("sink")
@@ -179,7 +181,7 @@ def write_options(given: Mapping[str, str], use: Use) -> WriteOptions:
     )
 
 
-def _known(given: Mapping[str, str], use: Use) -> dict[str, str]:
+def _known(given: Mapping[str, str], use: DataSourceUse) -> dict[str, str]:
     """Returns the options under their proper names."""
     names = {name.lower(): name for name in use.takes}
     said: dict[str, str] = {}

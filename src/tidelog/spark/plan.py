@@ -40,7 +40,6 @@ from tidelog.log.run_reader import (
     EventRows,
     describe_run,
     fetch_run,
-    in_turn,
     read_run,
 )
 from tidelog.log.topics import find_topic, list_topics, read_head
@@ -54,6 +53,7 @@ from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter
 from tidelog.spark.options import Offsets, ReadOptions, is_pattern
 from tidelog.spark.python_worker import keep_modules
 from tidelog.store import Store, open_store_here
+from tidelog.store.prefetch import fetch_ahead
 from tidelog.tasks import Pool
 
 __all__ = [
@@ -419,7 +419,7 @@ def _batches(store: Store, task: ReadTask, wanted: pa.Schema) -> Iterator[pa.Rec
     needed = ("timestamp", *wanted.names, *task.pushed.columns)
     columns = [name for name in STORED_SCHEMA.names if name in needed]
     with Pool(_AHEAD, "tidelog-fetch") as pool:
-        for piece, data in in_turn(pool, partial(_fetch, store, task), task.slices, _AHEAD):
+        for piece, data in fetch_ahead(pool, partial(_fetch, store, task), task.slices, _AHEAD):
             place, is_within = (
                 BatchPosition(task.topic, piece.partition),
                 task.times.hold(piece.run),

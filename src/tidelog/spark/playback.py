@@ -59,7 +59,7 @@ from tidelog.model.playback import Cursor, Pin, TimeRange
 from tidelog.model.topic import Topic
 from tidelog.playback.merge import READERS, BufferBounds, EventFilter, Loader, TimedRows, Windows
 from tidelog.playback.play import PlaybackOptions, PlaybackResult, SlotCount, SlotCounter, opened
-from tidelog.playback.run_queue import Ahead, FoundRun, SwapGuard, SwappedError
+from tidelog.playback.run_queue import FoundRun, RunQueue, SwapGuard, SwappedError
 from tidelog.spark.failures import job_error
 from tidelog.spark.python_worker import keep_modules
 from tidelog.spark.session import cores_of, named_job, numbered
@@ -435,13 +435,13 @@ def planned_runs(
     """
 
     def read() -> list[FoundRun] | None:
-        standing = SwapGuard(context, topic)
+        guard = SwapGuard(context, topic)
         try:
-            return _find_runs(standing, pin, pool)
+            return _find_runs(guard, pin, pool)
         except SwappedError:
             return None
         except NotFoundError:
-            if not _is_swapped(standing):
+            if not _is_swapped(guard):
                 raise
             return None
 
@@ -449,26 +449,26 @@ def planned_runs(
     return read_stable(context, read, busy)
 
 
-def _find_runs(standing: SwapGuard, pin: Pin, pool: Executor | None) -> list[FoundRun]:
-    loader = Loader(standing.context.store, standing.topic.name)
-    ahead = Ahead(standing, pin, pin.range, loader.groups, pool)
+def _find_runs(guard: SwapGuard, pin: Pin, pool: Executor | None) -> list[FoundRun]:
+    loader = Loader(guard.context.store, guard.topic.name)
+    queue = RunQueue(guard, pin, pin.range, loader.groups, pool)
     found: list[FoundRun] = []
-    while ahead.peek() is not None:
-        found.append(ahead.take())
+    while queue.peek() is not None:
+        found.append(queue.take())
     amended: dict[int, FoundRun] = {}
     for partition in {each.partition for each in found}:
-        amended |= _with_amendments(standing, partition, found)
+        amended |= _with_amendments(guard, partition, found)
     return [amended.get(number, each) for number, each in enumerate(found)]
 
 
 def _with_amendments(
-    standing: SwapGuard, partition: int, found: list[FoundRun]
+    guard: SwapGuard, partition: int, found: list[FoundRun]
 ) -> Iterator[tuple[int, FoundRun]]:
     """Yields the runs of a partition that have amendments, by number."""
     numbers = [number for number, each in enumerate(found) if each.partition == partition]
     start = min(found[number].base for number in numbers)
     end = max(found[number].end for number in numbers)
-    all_of_them = standing.amendments(partition, start, end, standing.check(partition))
+    all_of_them = guard.amendments(partition, start, end, guard.check(partition))
     for number in numbers:
         each = found[number]
         amendments = all_of_them.of_run(each.run).between(each.base, each.end)
@@ -476,11 +476,11 @@ def _with_amendments(
             yield number, replace(each, amendments=amendments)
 
 
-def _is_swapped(standing: SwapGuard) -> bool:
+def _is_swapped(guard: SwapGuard) -> bool:
     """Returns whether something that is missing may have been compiled."""
     try:
-        for partition in range(standing.topic.partitions):
-            standing.check(partition)
+        for partition in range(guard.topic.partitions):
+            guard.check(partition)
     except SwappedError:
         return True
     return False

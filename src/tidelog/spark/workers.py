@@ -80,6 +80,7 @@ from tidelog.spark.session import (
 
 __all__ = ["SparkWorkers"]
 
+_WAVES = 4  # a job takes a tenth of a second until its first task starts, and cores wait
 _BATCH_BYTES_MAX = 32_000_000  # per core; Spark's buffers take a few times as much
 
 Transform = Callable[[DataFrame], DataFrame]
@@ -407,6 +408,10 @@ class SparkWorkers:
     @property
     def parallelism(self) -> int:
         return cores_of(self._live.get())
+
+    @property
+    def waves(self) -> int:
+        return _WAVES
 
     def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         """Implements ``Workers.run``. Repeats a failed job, range by range.

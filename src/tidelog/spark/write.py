@@ -352,13 +352,13 @@ class TidelogWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._options = options
-        self._prepare_staging = _prepare_staging(options, schema)
+        self._staging = _prepare_staging(options, schema)
 
     @one_line()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """On an executor: stages the rows of a task."""
         task = _task()
-        staging, batch = self._prepare_staging, self._options.batch or _ONLY_BATCH
+        staging, batch = self._staging, self._options.batch or _ONLY_BATCH
         staged = stage(staging, batch, task.partitionId(), iterator)
         return StagedMessage(staging.topic.incarnation, "", *staged)
 
@@ -375,7 +375,7 @@ class TidelogWriter(DataSourceArrowWriter):
                 sink.commit(made, options.accept_repeat)
                 return
             check_not_swept(context, topic, segments)
-            producer = Copier(context, topic, self._prepare_staging.sink)
+            producer = Copier(context, topic, self._staging.sink)
             try:
                 report_left_out(topic, append_staged(producer, segments, pool=pool))
             except TidelogError as exc:
@@ -384,13 +384,13 @@ class TidelogWriter(DataSourceArrowWriter):
                     "stored: look, then decide; options sink and batch make a write repeatable"
                 ) from exc
             producer.close()
-            _remove_all(context, self._prepare_staging)
+            _remove_all(context, self._staging)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Deletes what was staged without a name; what a manifest may name stays."""
         if self._options.sink is None:
             with open_shared(self._options.home) as context:
-                _remove_all(context, self._prepare_staging)
+                _remove_all(context, self._staging)
 
 
 class TidelogStreamWriter(DataSourceStreamArrowWriter):
@@ -398,7 +398,7 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._options = options
-        self._prepare_staging = _prepare_staging(options, schema)
+        self._staging = _prepare_staging(options, schema)
 
     @one_line()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -407,19 +407,19 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
         if query is None or batch is None:
             raise InternalError(f"streaming write: Spark reports query {query} and batch {batch}")
-        staged = stage(self._prepare_staging, int(batch), task.partitionId(), iterator)
-        return StagedMessage(self._prepare_staging.topic.incarnation, query, *staged)
+        staged = stage(self._staging, int(batch), task.partitionId(), iterator)
+        return StagedMessage(self._staging.topic.incarnation, query, *staged)
 
     @one_line()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         """On the driver: makes the micro-batch part of the topic, unless it already is."""
-        options, topic = self._options, self._prepare_staging.topic
+        options, topic = self._options, self._staging.topic
         queries = {message.query for message in _staged_messages(messages)}
         if len(queries) > 1:
             raise InternalError(f"streaming write: one micro-batch of {len(queries)} queries")
         with open_shared(options.home) as context, Pool(_AT_ONCE) as pool:
             segments = _segments(topic, messages)
-            sink = SparkSink(context, topic, self._prepare_staging.sink, pool)
+            sink = SparkSink(context, topic, self._staging.sink, pool)
             made = Batch(next(iter(queries), None), batch, segments, _contents(messages))
             sink.commit(made, options.accept_repeat)
 

@@ -6,7 +6,8 @@ not at all, and that an acknowledged object stays. It must not know what is insi
 the catalog.
 
 ``base`` has the interface, and creates new objects; ``local`` (to copy from), ``memory`` and
-``remote`` are backends. ``wrappers`` retry, meter, cache and prefetch for any of them. Other
+``remote`` are backends. ``wrappers`` retry, meter and cache for any of them; ``prefetch``
+fetches ahead. Other
 packages can add a backend through the entry point group ``tidelog.stores``.
 """
 

@@ -1,4 +1,4 @@
-"""Wrappers around a store: retries that settle lost replies, a meter, a cache, and prefetch.
+"""Wrappers around a store: retries that settle lost replies, a meter, and a cache.
 
 :class:`RetryingStore` simply repeats reads and deletes. It also repeats a create whose reply was
 lost. If the object exists then, it is ours if its bytes are ours, and only otherwise another
@@ -15,15 +15,13 @@ one may replace bypasses the cache.
 The cache checks nothing, since the layers above know the checksums. Bytes that fail there were
 damaged on their way, or in the store. :func:`reread` drops them here and fetches them once more,
 and only what fails twice is reported.
-
-:func:`fetched_ahead` fetches the next objects while the caller decodes one.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -42,7 +40,6 @@ from tidelog.errors import (
 from tidelog.model.limits import COPY_CHUNK_BYTES
 from tidelog.model.times import Backoff
 from tidelog.store.base import NoRoomError, ObjectInfo, Store, Upload
-from tidelog.tasks import Pool
 
 __all__ = [
     "CacheStats",
@@ -51,7 +48,6 @@ __all__ = [
     "MeteredStore",
     "RetryingStore",
     "Usage",
-    "fetched_ahead",
     "reread",
 ]
 
@@ -435,23 +431,3 @@ def reread(store: Store, key: str, read: Callable[[bool], T]) -> T:
 
 def _prove_cached(inner: Store) -> Store:
     return CachedStore(inner, 0)
-
-
-_AHEAD = 3  # objects; each is a round trip on a remote store
-
-
-def fetched_ahead(wanted: Iterable[T], fetch: Callable[[T], bytes]) -> Iterator[tuple[T, bytes]]:
-    """Yields each wanted thing with its bytes, in order; raises an error in its turn.
-
-    ``fetch`` runs in other threads. Only a few results are in memory at a time, even for a slow
-    caller.
-    """
-    waiting: deque[tuple[T, Future[bytes]]] = deque()
-    with Pool(_AHEAD, "tidelog-fetch") as pool:
-        for each in wanted:
-            waiting.append((each, pool.submit(fetch, each)))
-            if len(waiting) > _AHEAD:
-                first, coming = waiting.popleft()
-                yield first, coming.result()
-        for first, coming in waiting:
-            yield first, coming.result()

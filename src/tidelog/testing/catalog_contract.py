@@ -448,7 +448,7 @@ class CatalogContract:
     def _work(
         self, catalog: Catalog, partition: str, names: Sequence[str], work: _Work, times: int
     ) -> None:
-        """Run a worker for each name, in processes of their own where the rows can be opened."""
+        """Runs a worker for each name, in processes of their own where the rows can be opened."""
         open_again = self.opener(catalog)
         processes = multiprocessing.get_context("forkserver")  # imports what they need once
         processes.set_forkserver_preload([__name__])
@@ -537,7 +537,7 @@ class _CountingReads(Catalog):
 
 
 def _count_up(open_again: Callable[[], Catalog], partition: str, times: int, name: str) -> None:
-    """Count up our own number in a row that all share, each time by an update."""
+    """Counts up our own number in a row that all share, each time by an update."""
     catalog = open_again()
     for done in range(times):
         counted = _count(catalog, partition, name)
@@ -546,7 +546,7 @@ def _count_up(open_again: Callable[[], Catalog], partition: str, times: int, nam
 
 
 def _count(catalog: Catalog, partition: str, name: str) -> int:
-    """Add one to our own number; what it is then. Only we change it, so it is the mark."""
+    """Adds one to our own number; what it is then. Only we change it, so it is the mark."""
 
     def decide(rows: Rows) -> Decision[int]:
         counts = _counts(rows)

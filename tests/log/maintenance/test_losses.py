@@ -26,7 +26,7 @@ from tidelog.log.maintenance import sweep as sweep_module
 from tidelog.log.maintenance.lost_commits import Losses
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
-from tidelog.log.maintenance.unused import Uses
+from tidelog.log.maintenance.unused_objects import ObjectUses
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.readers import check_all_read
 from tidelog.model import layout
@@ -205,7 +205,7 @@ def test_sweep_that_does_not_look_for_losses_deletes_the_only_copy(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_module, "find_losses", lambda *_: Losses())
-    monkeypatch.setattr(Uses, "is_settled", lambda *_: True)  # as if no row had to list it
+    monkeypatch.setattr(ObjectUses, "is_settled", lambda *_: True)  # as if no row had to list it
     embedded.append("a")
     embedded.keep_copy()
     embedded.append("b", "c", "d")

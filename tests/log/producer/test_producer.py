@@ -25,6 +25,7 @@ from tidelog.errors import (
     UnavailableError,
 )
 from tidelog.home import World, create_home
+from tidelog.log.producer.uploader import Uploader
 from tidelog.settings import Settings
 from tidelog.store.base import Store
 
@@ -310,6 +311,25 @@ def test_a_failed_flush_fails_those_behind_it_and_then_goes_on(home: Home) -> No
     assert producer.send(b"kept").result(60).offset == 0
     producer.close()
     assert [event.value for event in all_events(home)] == [b"kept"]
+
+
+def test_a_flush_ends_whatever_fails_after_its_commit_failed(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no commit")
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    producer = home.producer("t")
+    with monkeypatch.context() as patch:
+        patch.setattr(Uploader, "_commit", refuse)
+        patch.setattr(Uploader, "_abandon", fail)
+        with pytest.raises(OSError, match="no commit"):
+            producer.send(b"lost").result(60)
+    assert producer.send(b"stored").result(60).offset == 0
+    producer.close()
 
 
 def test_close_tells_of_a_failure_that_nobody_saw(home: Home) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.support.topic_upkeep import House
 from tidelog.errors import ConflictError
 from tidelog.log.maintenance.sweep import sweep_home
-from tidelog.log.maintenance.unused import read_unused
+from tidelog.log.maintenance.unused_objects import read_unused
 from tidelog.log.producer.producer import Producer
 from tidelog.model.event import Event
 

@@ -62,6 +62,23 @@ def test_an_event_is_found_updated_and_deleted_by_its_id(served: Served) -> None
     assert (update.why, update.who, delete.why) == ("typo", "127.0.0.1", "asked for")
 
 
+def test_an_update_with_an_event_around_its_value_is_refused(served: Served) -> None:
+    """Appends have one, so that a client may send it here too, and would store it as the value."""
+    served.home.append("t", [Event(b"old", id="a")])
+    as_json = {"content-type": "application/json; charset=utf-8"}
+    sent = b'{"value": {"price": 3}, "id": "a"}'
+    refused = served.client.put(path("a"), content=sent, headers=as_json)
+    assert refused.status_code == 400
+    assert "send the value without the event around it" in refused.json()["error"]["message"]
+    assert served.values() == [b"old"]
+    for value in (b'{"price": 3}', b'{"value": 3, "price": 4}', b"[1", b"7"):
+        assert served.client.put(path("a"), content=value, headers=as_json).status_code == 200
+        assert served.values() == [value]
+    raw = {"content-type": "application/octet-stream"}
+    assert served.client.put(path("a"), content=sent, headers=raw).status_code == 200
+    assert served.values() == [sent]
+
+
 def test_what_is_wrong_is_refused(served: Served) -> None:
     served.home.append("t", [Event(b"one", id="1")])
     assert served.client.get("/topics/t/ids/").status_code == 400

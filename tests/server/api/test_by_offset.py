@@ -68,6 +68,12 @@ def test_the_reference_of_the_api_is_a_page(served: Served) -> None:
     assert page.headers["content-security-policy"].startswith("default-src 'none'")
     for path in served.client.get("/openapi.json").json()["paths"]:
         assert f" {path}</code>" in page.text
+    assert "{&#34;value&#34;: {&#34;price&#34;: 3}" in page.text  # an event, as one sends it
+    assert "{&#34;query&#34;: &#34;select count(*) as n from orders&#34;}" in page.text
+    assert "Scope: <code>--append</code>" in page.text
+    assert "(1 to 10000, default: 100)" in page.text
+    assert "`" not in page.text.partition("<main")[2]
+    assert page.text.count("Too many requests") == 1  # what all can return is there once
 
 
 def test_pages_lead_from_one_to_the_next(served: Served) -> None:

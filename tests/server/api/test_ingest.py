@@ -341,6 +341,33 @@ def test_values_may_be_json_and_are_stored_as_they_are_written(served: Served) -
     assert 'unknown field `amount`: give {"value": …}' in bare.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        (b'{"value": ', 'give {"value": …}, with key,'),
+        (b'"x"', 'give {"value": …}, with key,'),
+        (b'[{"value": 1}', "give a list of events"),
+        (b'{"value": 1, "key": 7}', 'give text, or {"base64": …}'),
+        (b'{"value": 1, "id": 7}', "`$.id`: give text"),
+        (b'{"value": 1, "timestamp": []}', "give ISO 8601, or milliseconds since 1970"),
+        (b'{"value": 1, "headers": {"a": "b"}}', "give a list of [name, value]"),
+    ],
+)
+def test_every_wrong_body_is_answered_with_what_to_send(
+    served: Served, body: bytes, hint: str
+) -> None:
+    answer = served.client.post("/topics/t/events", content=body, headers=JSON_TYPE)
+    assert answer.status_code == 400
+    assert hint in answer.json()["error"]["message"]
+
+
+def test_a_form_is_refused_with_the_header_to_send(served: Served) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}  # of curl, if it is not told
+    answer = served.client.post("/topics/t/events", content=b"{}", headers=form)
+    assert answer.status_code == 415
+    assert answer.json()["error"]["message"].startswith("header content-type: is `application/x-w")
+
+
 def test_headers_of_a_raw_value_are_refused_beside_json(served: Served) -> None:
     """They would be ignored: the event would have no id."""
     for name in ("Tidelog-Id", "Tidelog-Key", "Tidelog-Time", "Tidelog-Type"):

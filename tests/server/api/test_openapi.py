@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+import jsonschema
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
@@ -57,6 +58,30 @@ def test_every_operation_is_described_and_nothing_else() -> None:
         for method, operation in methods.items()
     }
     assert described == {(o.method, o.path, o.name, o.right is not None) for o in OPERATIONS}
+
+
+def test_every_operation_names_the_scope_that_the_server_asks_for() -> None:
+    described = {
+        operation["operationId"]: operation.get("x-scope")
+        for methods in description(ServeOptions())["paths"].values()
+        for operation in methods.values()
+    }
+    assert described == {o.name: o.right for o in OPERATIONS}
+
+
+def test_examples_fit_their_schemas() -> None:
+    api = description(ServeOptions())
+    checked = 0
+    for methods in api["paths"].values():
+        for operation in methods.values():
+            bodies = [operation["requestBody"]] if "requestBody" in operation else []
+            for each in (*bodies, *operation["responses"].values()):
+                for kind, content in each.get("content", {}).items():
+                    if "example" in content and kind == "application/json":
+                        schema = {**content["schema"], "components": api["components"]}
+                        jsonschema.Draft202012Validator(schema).validate(content["example"])
+                        checked += 1
+    assert checked > 10
 
 
 def test_the_description_is_served(served: Served) -> None:

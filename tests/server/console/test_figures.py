@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog import Event, Home, NotFoundError
+from tests.support.waiting import until
+from tidelog import Event, Home, InternalError, NotFoundError
 from tidelog.home import create_home
 from tidelog.log import timeline
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.partition_reader import Reader
 from tidelog.log.timeline import Timelines
+from tidelog.model.partition_rows import Head
+from tidelog.model.topic import Topic
 from tidelog.server.console import sampler as sampling
 from tidelog.server.console.format import Series, line_chart
 from tidelog.server.console.sampler import Sampler
@@ -45,6 +48,28 @@ def test_who_has_changed_something_sees_it_though_a_sample_takes_long(
     assert sampler.look().topics == {}
     sampler.expire()
     assert list(sampler.look().topics) == ["t"]
+
+
+def test_samples_are_taken_on_after_any_error(
+    home: Home, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "_IDLE_S", 0.01)
+    real, failed = sampler._read_heads, 0
+
+    def read(topics: list[Topic]) -> Iterable[tuple[Topic, tuple[Head, ...]]]:
+        nonlocal failed
+        if failed < 2:
+            failed += 1
+            raise RuntimeError("can't start new thread")
+        return real(topics)
+
+    monkeypatch.setattr(sampler, "_read_heads", read)
+    with pytest.raises(InternalError, match="can't start new thread"):
+        sampler.look()
+    sampler.start()
+    until(lambda: sampler._snapshot is not None)
+    assert failed == 2
+    assert sampler.trouble is None
 
 
 @given(st.lists(st.integers(1, 100_000), min_size=2, max_size=1_000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.server.console.test_pages import eventually
 from tests.support.serving import Served, serving
 from tests.support.visits import Browser, text_of
 from tests.support.waiting import until
-from tidelog import Event, Home, InvalidError, Proof, Trace
+from tidelog import Event, Home, InvalidError, Proof, TidelogError, Trace
 from tidelog.context import Context
 from tidelog.coordination.jobs import JOBS_KEPT_MAX, JobRecord, change_jobs, read_jobs
 from tidelog.erasure.proof_search import prove_erased
@@ -38,8 +39,10 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_IDLE_S", 0.05)
 
 
-def runner(context: Context, work: Work) -> JobRunner:
-    found = JobRunner(context)
+def runner(
+    context: Context, work: Work, report: Callable[[TidelogError], object] = print
+) -> JobRunner:
+    found = JobRunner(context, report)
 
     def resume(args: Mapping[str, str], who: str) -> Work:
         assert args == {"topic": "t"}
@@ -99,6 +102,45 @@ def test_jobs_of_a_server_that_died_are_taken_over_and_those_of_others_are_not(h
     until(lambda: read_jobs(context)[0].state == "done")
     assert ran == ["lost"]
     assert read_jobs(context)[1:] == (kept, unknown)
+    found.close()
+
+
+def test_jobs_are_watched_on_after_any_error(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[TidelogError] = []
+    found = runner(home.context, until_stopped, reported.append)
+    real = module.read_jobs
+
+    def read(context: Context) -> tuple[JobRecord, ...]:
+        if len(reported) < 2:
+            raise MemoryError
+        return real(context)
+
+    monkeypatch.setattr(module, "read_jobs", read)
+    until(lambda: len(reported) == 2)
+    waits = JobRecord("waits", "slow", "w", {"topic": "t"}, 1)
+    change_jobs(home.context, lambda _: (waits,))
+    assert the_job(home, lambda job: job.percent == 50).id == "waits"
+    found.close()
+
+
+def test_a_job_without_a_thread_begins_once_there_is_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = runner(home.context, lambda job: "done later")
+    real, refused = threading.Thread.start, 0
+
+    def start(thread: threading.Thread) -> None:
+        nonlocal refused
+        if thread.name == "tidelog-job" and refused < 3:
+            refused += 1
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(TidelogError, match="no thread could be started: it begins later"):
+        found.start("slow", "slow work", {"topic": "t"})
+    assert the_job(home, lambda job: job.state == "done").says == "done later"
+    assert refused == 3
     found.close()
 
 

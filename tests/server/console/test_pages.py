@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -162,6 +163,32 @@ def test_events_by_key_and_by_id_and_by_what_they_contain(browser: Browser) -> N
     none = browser.get("/console/topics/orders/events?by=offset&partition=0&contains=nowhere")
     assert "None of those that were looked at fits" in text_of(none)
     browser.get("/console/topics/orders/events?by=key", 400)
+
+
+def test_older_events_follow_the_newest_page_by_page(browser: Browser, served: Served) -> None:
+    """Nothing is left out and nothing comes twice, also where events came late."""
+    home = served.home
+    home.create_topic("late", partitions=3)
+    times = [1_700_000_000_000 + 1000 * ((n * 7) % 90) for n in range(90)]
+    for n, time_ms in enumerate(times):
+        home.append("late", [Event(b'{"n": %d}' % n, timestamp=time_ms)], partition=n % 3)
+    for more, expected in (("", 90), ("&where=n+%3E%3D+30", 60), ("&contains=nowhere", 0)):
+        seen: list[str] = []
+        link = f"/console/topics/late/events?limit=20{more}"
+        pages = 0
+        while link:
+            page = browser.get(link)
+            seen += re.findall(r">(\d/\d+)</a>", page)
+            found = re.search(r'rel="next" href="([^"]+)"', page)
+            link = found[1].replace("&amp;", "&") if found else ""
+            pages += 1
+        assert pages <= 6
+        assert len(seen) == len(set(seen)) == expected
+    newest = browser.get("/console/topics/late/events?limit=20")
+    shown = re.findall(r'<time datetime="([^"]+)"', newest)
+    assert shown == sorted(shown, reverse=True)
+    assert "Older" in text_of(newest)
+    browser.get("/console/topics/late/events?before=x", 400)
 
 
 def test_a_search_that_takes_long_goes_on_where_it_was(

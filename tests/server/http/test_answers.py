@@ -9,8 +9,10 @@ import os
 import re
 import socket
 import stat
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -167,15 +169,77 @@ def test_a_full_disk_leaves_no_half_of_a_line_in_the_access_log(
     note("1")
     until(lambda: log.stat().st_size > 0)
     full.set()
-    note("2", "3", "4")
-    until(lambda: access._dropped > 0 and not access._lines)
+    for number in range(3):  # each write counts its own lines, and those before it
+        dropped = access._dropped
+        note(*(f"{number} {each}" for each in "abc"))
+        until(lambda dropped=dropped: access._dropped > dropped and not access._lines)  # type: ignore[misc]
     full.clear()
     note("5")
     access.close()
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    lost = {"2", "3", "4"} - {row["id"] for row in rows}
-    assert lost
+    given = {f"{number} {each}" for number in range(3) for each in "abc"}
+    lost = given - {row["id"] for row in rows}
+    assert len(lost) >= 3
     assert sum(row.get("dropped", 0) for row in rows) == len(lost)
+
+
+def test_an_access_log_goes_on_after_standard_error_was_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Full:
+        is_full = True
+        text = ""
+
+        def write(self, text: str) -> int:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.text += text
+            return len(text)
+
+        def flush(self) -> None:
+            pass
+
+    full = Full()
+    log = AccessLog("-", SystemClock())
+    fields = {"operation": "get", "status": 200}
+    monkeypatch.setattr(sys, "stderr", full)
+    log.note(path="/lost", **fields)
+    until(lambda: log._dropped == 1)
+    full.is_full = False
+    log.note(path="/kept", **fields)
+    until(lambda: "/kept" in full.text)
+    log.close()
+    assert json.loads(full.text)["dropped"] == 1
+
+
+def test_an_access_log_goes_on_after_any_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "access.log"
+    log = AccessLog(str(file), SystemClock())
+    fields = {"operation": "get", "status": 200}
+    real_line, real_write, failed = log._line, os.write, threading.Event()
+
+    def write(to: int, data: bytes) -> int:
+        if not failed.is_set():
+            failed.set()
+            raise MemoryError
+        return real_write(to, data)
+
+    def line(given: dict[str, Any], dropped: int) -> bytes:
+        if given["path"] == "/lost":
+            raise MemoryError
+        return real_line(given, dropped)
+
+    monkeypatch.setattr(log, "_line", line)
+    monkeypatch.setattr(os, "write", write)
+    log.note(path="/lost", **fields)
+    log.note(path="/refused", **fields)
+    assert failed.wait(60)
+    log.note(path="/kept", **fields)
+    until(lambda: "/kept" in file.read_text())
+    log.close()
+    assert json.loads(file.read_text())["dropped"] == 2
 
 
 def test_an_access_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

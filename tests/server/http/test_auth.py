@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.serving import Served, error, serving
+from tests.support.serving import Served, ask, error, serving, status
 from tidelog import Home, InvalidError, NotFoundError, UnavailableError
 from tidelog.clock import SystemClock
 from tidelog.coordination.tokens import create_token, list_tokens, revoke_token
@@ -202,6 +202,8 @@ def test_what_anybody_may_have_counts_for_the_address(tmp_path: Path) -> None:
     with serving(tmp_path, rate=1.0) as served:
         for path in pages:
             assert 429 in {served.client.get(path).status_code for _ in range(20)}, path
+        twice = b"GET /topics HTTP/1.1\r\nhost: localhost\r\norigin: a\r\norigin: b\r\n\r\n"
+        assert 429 in {status(ask(served.address, twice)) for _ in range(20)}
         assert served.client.get("/healthz").status_code == 200
 
 

@@ -280,6 +280,11 @@ PROXIES = (
     b"X-Real-IP: 203.0.113.9\r\n",
     b"Forwarded: for=203.0.113.9\r\n",
     b"Via: 1.1 proxy\r\n",
+    b"X-Forwarded-Scheme: https\r\n",
+    b"X-Original-Host: log.example\r\n",
+    b"X-Envoy-External-Address: 203.0.113.9\r\n",
+    b"CF-Ray: 7d0f2c\r\n",
+    b"CDN-Loop: cloud\r\n",
 )
 
 

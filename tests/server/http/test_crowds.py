@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import resource
 import socket
@@ -24,6 +25,7 @@ from tidelog.coordination.tokens import create_token
 from tidelog.home import Home, create_home
 from tidelog.server.api import ingest
 from tidelog.server.http import limits, request
+from tidelog.server.http.errors import BusyError
 from tidelog.settings import Settings
 
 GET = b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -77,6 +79,46 @@ def test_large_bodies_of_tiny_events_stall_no_other_request(home: str, tmp_path:
         assert max(waits) < 0.6, f"{max(waits):.2f} s, {answers}"
 
 
+def test_large_bodies_of_any_shape_stall_no_other_request(home: str, tmp_path: Path) -> None:
+    size = 8_000_000
+    shapes = {
+        "array": b"[" + b"0," * (size // 2) + b"0]",
+        "headers": b'{"value":"","headers":[' + b'["",""],' * (size // 8) + b'["",""]]}',
+        "fields": b'{"value":"",' + b'"a":0,' * (size // 6) + b'"b":0}',
+        "nested": b'{"value":[' + (b"[" * 60 + b"]" * 60 + b",") * (size // 121) + b"0]}",
+    }
+    with (
+        running(home) as (process, url),
+        httpx.Client(base_url=url, timeout=120) as client,
+        MachineClock(tmp_path) as clock,
+    ):
+        client.post("/topics/t/events", json={"value": "warm"})
+        typed = {"content-type": "application/json"}
+        before = peak_bytes(process.pid)
+        for name, body in shapes.items():
+            answers: list[int] = []
+
+            def post(body: bytes = body, answers: list[int] = answers) -> None:
+                posted = httpx.post(
+                    f"{url}/topics/t/events", content=body, headers=typed, timeout=120
+                )
+                answers.append(posted.status_code)
+
+            threads = [threading.Thread(target=post) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            waits = []
+            while any(thread.is_alive() for thread in threads):
+                began = clock.now_s
+                assert client.get("/healthz").status_code == 200
+                waits.append(clock.now_s - began)
+                time.sleep(0.005)
+            assert set(answers) <= {400, 413, 503}, name
+            assert max(waits) < 0.6, f"{name}: {max(waits):.2f} s"
+        grown = (peak_bytes(process.pid) - before) >> 20
+        assert grown < 256, f"{grown} MiB"
+
+
 def peak_bytes(pid: int) -> int:
     text = Path(f"/proc/{pid}/status").read_text()
     return int(text.partition("VmHWM:")[2].split()[0]) * 1024
@@ -108,6 +150,36 @@ def test_bytes_of_all_bodies_have_one_bound_until_they_are_stored(home: str) -> 
         assert 201 in answers
         grown = (peak_bytes(process.pid) - before) >> 20
         assert grown < 2.5 * (request.BODIES_BYTES_MAX >> 20), f"{grown} MiB"
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
+def test_headers_of_a_large_body_count_for_the_bound(
+    served: Served, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    event = json.dumps({"value": "", "headers": [["", None]] * 10_000}).encode()
+    body = b"[%s,%s]" % (event, event) if kind == "application/json" else event + b"\n" + event
+    real, has_room = request.Bodies.take, False
+    taken: list[int] = []
+
+    def take(bodies: request.Bodies, buffer: request.BodyBuffer, size: int) -> None:
+        taken.append(size)
+        if size == request.HEADER_BYTES * 20_000 and not has_room:
+            raise BusyError("server: holds as many bytes as it may: try again", retry_after_s=1)
+        real(bodies, buffer, size)
+
+    def post() -> int:
+        headers = {"content-type": kind}
+        return served.client.post("/topics/t/events", content=body, headers=headers).status_code
+
+    monkeypatch.setattr(request.Bodies, "take", take)
+    assert post() == 503
+    assert served.values() == []
+    has_room = True
+    taken.clear()
+    assert post() == 201
+    assert served.values() == [b"", b""]
+    counted = len(body) + 2 * request.EVENT_BYTES + 20_000 * request.HEADER_BYTES
+    assert sum(taken) >= len(body) + counted
 
 
 @contextlib.contextmanager
@@ -273,6 +345,33 @@ def test_answers_that_clients_do_not_take_have_one_bound(
         assert len(served.events()["events"]) == 4, "slow ones lose their place"
     assert 3_600_000 < max(size for _, size in held) <= 10_000_000
     until(lambda: not any(each.held or each._clients or each._transfers for each, _ in held))
+
+
+def test_a_tail_whose_client_reads_nothing_frees_its_place_when_it_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request, "BODIES_BYTES_MAX", 8_000_000)
+    ask_for = b"GET /topics/t/tail?from=earliest HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with serving(tmp_path) as served, contextlib.ExitStack() as stack:
+        for _ in range(16):
+            served.client.post("/topics/t/events", content=b"x" * 1_000_000)
+
+        def metric(name: str) -> float:
+            text = "\n" + served.client.get("/metrics").text
+            return float(text.partition(f"\n{name} ")[2].split("\n")[0] or 0)
+
+        gc.disable()  # it would free them as well, but not soon
+        stack.callback(gc.enable)
+        clients = []
+        for _ in range(8):
+            raw = stack.enter_context(socket.create_connection(served.address, timeout=30))
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            raw.sendall(ask_for)
+            clients.append(raw)
+        until(lambda: metric('tidelog_requests_total{operation="tail",status="499"}') > 0)
+        for each in clients:
+            each.close()
+        until(lambda: metric("tidelog_waiting") == 0)
 
 
 def test_clients_take_turns_at_threads() -> None:

@@ -90,6 +90,14 @@ def test_malformed_requests_are_refused(served: Served, data: bytes) -> None:
     assert alive(served)
 
 
+def test_a_refusal_of_head_has_no_body(served: Served) -> None:
+    with socket.create_connection(served.address, timeout=30) as raw:
+        raw.sendall(b"HEAD /healthz#x HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        answer = b"".join(iter(lambda: raw.recv(65_536), b""))
+    assert status(answer) == 400
+    assert answer.endswith(b"\r\n\r\n")
+
+
 def test_a_newline_in_a_header_adds_no_header_to_the_answer(served: Served) -> None:
     injected = b"GET /track/t.gif?a=%0d%0aset-cookie:%20x=1 HTTP/1.1\r\nhost: localhost\r\n\r\n"
     answer = ask(served.address, injected)

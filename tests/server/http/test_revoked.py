@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import httpx
@@ -262,3 +265,39 @@ def test_an_append_is_given_up_while_the_tokens_cannot_be_read(
             assert (answer.status_code, error(answer)["kind"]) == (504, "unknown_outcome")
         finally:
             hold.set()
+
+
+class FullDisk:
+    """A standard error on a disk that has no room."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def flush(self) -> None:
+        pass
+
+
+def test_tokens_are_read_on_after_an_error_that_cannot_be_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    made: list[tuple[Token, str]] = []
+    with serving(
+        tmp_path, first=lambda home: made.append(create_token(home.context, ["read"]))
+    ) as served:
+        shown = {"authorization": f"Bearer {made[0][1]}"}
+        scan, failed = served.home.context.catalog.scan, threading.Event()
+
+        def fail(*given: Any, **named: Any) -> Any:
+            failed.set()
+            raise UnavailableError("catalog: does not answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", FullDisk())
+            patch.setattr(served.home.context.catalog, "scan", fail)
+            assert failed.wait(60)
+            answer = served.client.get("/topics", headers=shown)
+            assert answer.status_code == 503
+            assert answer.headers["x-request-id"]
+            patch.setattr(served.home.context.catalog, "scan", scan)
+            served.home.tokens.revoke(made[0][0].id)
+            until(lambda: served.client.get("/topics", headers=shown).status_code == 401)

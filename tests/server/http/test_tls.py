@@ -162,3 +162,26 @@ def test_files_that_are_missing_are_refused(tmp_path: Path) -> None:
         pass
     with pytest.raises(InvalidError, match="both"), serving(tmp_path / "b", tls_cert="x"):
         pass
+
+
+def test_a_client_that_is_refused_may_send_the_rest_over_tls_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LINGER_S", 0.2)
+    known = make_certificates(tmp_path)
+    context = ssl.create_default_context(cafile=str(known.authority))
+    head = b"POST /topics/t/events HTTP/1.1\r\nhost: localhost\r\nif-match: x\r\n"
+    (tmp_path / "home").mkdir()
+    files = {"tls_cert": str(known.certificate), "tls_key": str(known.key)}
+    with serving(tmp_path / "home", **files) as served:
+        port = int(served.url.rpartition(":")[2])
+        for last in (b"", b"connection: close\r\n"):
+            with (
+                socket.create_connection(("127.0.0.1", port), timeout=60) as raw,
+                context.wrap_socket(raw, server_hostname="127.0.0.1") as wrapped,
+            ):
+                wrapped.sendall(head + last + b"content-length: 500000\r\n\r\n")
+                for _ in range(5):
+                    wrapped.sendall(b"x" * 100_000)
+                    time.sleep(0.15)
+                assert wrapped.recv(65_536).startswith(b"HTTP/1.1 400")

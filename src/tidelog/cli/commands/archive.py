@@ -33,7 +33,16 @@ from tidelog.cli.commands.archive_generations import (
 from tidelog.cli.commands.archive_look import cat, dead, find, verify
 from tidelog.cli.commands.archive_status import finalize, register, status
 from tidelog.cli.commands.proof import end_with, proof_option, removal_bar, show_proof, wait_option
-from tidelog.cli.output import FAILED, CommandGroup, Output, counted, json_option, size_text, utf8
+from tidelog.cli.output import (
+    FAILED,
+    CommandGroup,
+    Output,
+    counted,
+    json_option,
+    size_text,
+    utf8,
+    visible,
+)
 from tidelog.cli.pipeline_options import (
     DriverWatch,
     format_of,
@@ -146,15 +155,15 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
 
     For an archive whose topic was deleted, or whose source is another system. While the topic is
     there, `tidelog delete` erases from its archives too. A command that dies is finished by the
-    same command or by the scribe. Archives that this one was made of are not changed: the command
+    same command or by the scribe. Archives that this one was made from are not changed: the command
     names those that still hold the events, and sources and copies that it did not search. Exit
     code 1 if an id or the key is not there, if such an archive still holds one of the events, or
     if a folder still has a name that came from them.
 
     --prove sweeps and then searches every object that could hold the events: of the archive, its
-    copies, those that it was made of, and others of the same source. It prints one verdict with its
-    evidence, and the archive's audit records its hash. --proof FILE also writes it to a file, which
-    `tidelog proof check` checks. Exit code 1 unless the verdict is "erased".
+    copies, those that it was made from, and others of the same source. It prints one verdict with
+    its evidence, and the archive's audit records its hash. --proof FILE also writes it to a file,
+    which `tidelog proof check` checks. Exit code 1 unless the verdict is "erased".
 
     \b
     Examples:
@@ -183,13 +192,17 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
         who, why = given["who"], given["why"]
         done = archive.erase(ids=ids, key=wanted, why=why, prove=False, who=who, **tasks)
         covered = archive.copies()
-    _show_erased(output, ids, done, covered)
+    _show_erased(output, (ids, key), done, covered)
 
 
 def _show_erased(
-    output: Output, ids: list[str], done: ErasedFromArchives, covered: list[str]
+    output: Output,
+    wanted: tuple[list[str], str | None],
+    done: ErasedFromArchives,
+    covered: list[str],
 ) -> None:
     """Print what was erased; exit with 1 unless everything was found and nothing is left."""
+    ids, key = wanted
     missing = [each for each in ids if each not in done.ids]
     messages = {
         "left": [*done.left, *(f"file `{each}`: {_NAMED}" for each in done.named)],
@@ -209,6 +222,8 @@ def _show_erased(
     for what, lines in messages.items():
         for each in () if output.as_json else lines:
             output.say(f"{what.replace('_', ' ')}: {each}")
+    if key is not None and not done.events and not output.as_json:
+        output.say(f"not found: no event of the archive has the key `{visible(key)}`")
     say_unseen(output, done.unseen)
     if missing or not done.is_clean:
         sys.exit(FAILED)
@@ -217,20 +232,26 @@ def _show_erased(
 @click.command()
 @click.argument("name")
 @click.option("--id", "event_id", metavar="ID", help="Only records of events with this id.")
+@click.option("--key", type=utf8, metavar="K", help="Only erasures and proofs by this key.")
 @json_option
 @click.pass_obj
-def audit(home_text: str | None, output: Output, name: str, event_id: str | None) -> None:
-    """Show what `tidelog archive erase` has erased from an archive, when and why.
+def audit(
+    home_text: str | None, output: Output, name: str, event_id: str | None, key: str | None
+) -> None:
+    """Show what was erased from an archive, when and why.
 
-    Ids are shown as hashes (sha256). Use --id to find the records of an id.
+    While the topic of the archive exists, `tidelog audit TOPIC` has the records of its deletes.
+    Ids and keys are shown as hashes (sha256). Use --id or --key to find the records of one.
 
     \b
     Examples:
       tidelog archive audit daily --json
       tidelog archive audit daily --id order-17
+      tidelog archive audit daily --key customer-7
     """
     with open_home(home_text) as home:
-        show_records(output, home.archives.get(name).audit(event_id))
+        wanted = None if key is None else key.encode()
+        show_records(output, home.archives.get(name).audit(event_id, key=wanted))
 
 
 @click.group(cls=CommandGroup)

@@ -20,7 +20,7 @@ from tidelog.cli.pipeline_options import (
     spark_of,
     worker_options,
 )
-from tidelog.cli.terminal import ask_first, open_home
+from tidelog.cli.terminal import ask_first, open_home, yes_option
 from tidelog.model import defaults
 from tidelog.model.archive import Archive
 
@@ -269,17 +269,26 @@ def rollback(home_text: str | None, output: Output, /, name: str, **given: Any) 
     is_flag=True,
     help="Delete events that neither the live generation nor the source has.",
 )
+@yes_option
 @json_option
 @click.pass_obj
-def drop(home_text: str | None, output: Output, /, name: str, generation: int, force: bool) -> None:
+def drop(
+    home_text: str | None, output: Output, /, name: str, generation: int, force: bool, yes: bool
+) -> None:
     """Delete a generation that is being built or kept, with its files.
+
+    Asks first on a terminal; in scripts it does not ask.
 
     \b
     Examples:
       tidelog archive drop daily 1
     """
     with open_home(home_text) as home:
-        home.archives.get(name).drop(generation, force=force)
+        found = home.archives.get(name)
+        if sys.stdin.isatty():
+            question = f"Delete generation {generation} of `{name}` with its files, for good?"
+            ask_first(f"archive `{name}`", question, yes)
+        found.drop(generation, force=force)
         output.record({"archive": name, "dropped": generation})
 
 

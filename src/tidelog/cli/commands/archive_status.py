@@ -311,7 +311,7 @@ def register(home_text: str | None, output: Output, /, name: str, **given: Any) 
     ]
     output.records(("table", "where", "files", "events"), rows)
     if not any(each.files for each in done):
-        output.say("Nothing was added: every file of the archive is in the table already.")
+        output.say("Nothing was added: the table has every file that the archive has now.")
 
 
 def _chosen(home: Home, name: str | None, every: bool) -> list[ArchiveHandle]:
@@ -411,7 +411,7 @@ def _show(output: Output, found: ArchiveStatus) -> None:
     if found.failure is not None:
         output.say(
             f"{found.archive.name}: its driver cannot reach the source since "
-            f"{to_iso(found.failure.since_ms)}, {found.failure.attempts} attempts: "
+            f"{to_iso(found.failure.since_ms)}, {counted(found.failure.attempts, 'attempt')}: "
             f"{found.failure.message}"
         )
     if found.source_error:
@@ -436,7 +436,7 @@ def _show_partitions(output: Output, found: ArchiveStatus) -> None:
         if each.failure is not None:
             output.say(
                 f"{found.archive.name}: {each.partition}: fails since "
-                f"{to_iso(each.failure.since_ms)}, {each.failure.attempts} attempts: "
+                f"{to_iso(each.failure.since_ms)}, {counted(each.failure.attempts, 'attempt')}: "
                 f"{each.failure.message}"
             )
 
@@ -447,6 +447,10 @@ def _show_generations(output: Output, found: ArchiveStatus) -> None:
     if len(others) > 1:
         said = ", ".join(f"{number} {state}" for number, state in others.items())
         output.say(f"Generations: {said}")
+        building = found.archive.building
+        if building not in (None, found.generation):
+            command = f"`tidelog archive status {found.archive.name} --generation {building}`"
+            output.say(f"See {command} for the progress and the errors of generation {building}.")
     for force in found.archive.forced:
         shown = [f"{name} {start} to {end}" for name, start, end in force.ranges[:10]]
         more = len(force.ranges) - len(shown) + force.more

@@ -10,17 +10,18 @@ import functools
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any
 
 import click
 
-from tidelog.api.consumers import DrainOptions, LostOffsets
+from tidelog.api.consumers import ConsumerHandle, DrainOptions, LostOffsets
 from tidelog.cli.output import (
     CommandGroup,
     Output,
     counted,
+    echo_aside,
     json_option,
     utf8,
     write_out,
@@ -29,9 +30,11 @@ from tidelog.cli.terminal import Interruption, ask_first, open_home, yes_option
 from tidelog.codec.event_json import event_lines
 from tidelog.errors import FailedError
 from tidelog.log.consumer.consumer import Consumer
+from tidelog.log.consumer.move import CursorMove
+from tidelog.log.status import Lag
 from tidelog.model.event import Event
 
-__all__ = ["NO_CONSUMERS", "consume", "consumer", "peek", "tail"]
+__all__ = ["NO_CONSUMERS", "consume", "consumer", "owned", "peek", "tail"]
 
 Emit = Callable[[list[Event]], None]
 """Hands events on; they are out of our hands when it returns."""
@@ -112,23 +115,21 @@ def consume(home_text: str | None, output: Output, /, topic: str, **given: Any) 
         )
         events = home.consumers(topic).drain(given["name"], emit, given["start"] or "earliest", how)
         if sys.stderr.isatty():
-            click.echo(counted(events, "event"), err=True)
+            echo_aside(counted(events, "event"))
 
 
 def _tell_cursors(consumer: Consumer) -> None:
     """Say so where a start was given to a consumer that has one already."""
     if any(each.cursor is not None for each in consumer.lag()):
-        click.echo(
+        echo_aside(
             f"consumer `{consumer.name}` has a cursor and resumes there: --from is "
             "for a new consumer",
-            err=True,
         )
 
 
 def _tell_loss(lost: LostOffsets) -> None:
-    click.echo(
+    echo_aside(
         f"accepted: offsets {lost.cursor} to {lost.start} of partition {lost.partition} are lost",
-        err=True,
     )
 
 
@@ -246,6 +247,16 @@ def list_(home_text: str | None, output: Output, /, topic: str | None) -> None:
         output.records(("topic", "consumer", "lag"), rows, NO_CONSUMERS)
 
 
+def owned(consumer: ConsumerHandle, output: Output) -> Iterator[tuple[Lag, str | None]]:
+    """Yields the lag of each partition with its owner: the process, or in JSON the member's id."""
+    lags = consumer.lag()
+    names: dict[str, str] = {}
+    if not output.as_json and any(each.owner for each in lags):
+        names = {each.id: each.process for each in consumer.members()}
+    for each in lags:
+        yield each, names.get(each.owner) or each.owner or None
+
+
 @consumer.command()
 @click.argument("topic")
 @click.argument("name", type=utf8)
@@ -265,9 +276,9 @@ def show(home_text: str | None, output: Output, /, topic: str, name: str) -> Non
                 "cursor": each.cursor,
                 "end": each.end,
                 "lag": each.events,
-                "owner": each.owner or None,
+                "owner": owner,
             }
-            for each in home.consumers(topic).get(name).lag()
+            for each, owner in owned(home.consumers(topic).get(name), output)
         ]
         output.records(("partition", "cursor", "end", "lag", "owner"), rows)
 
@@ -299,13 +310,29 @@ def seek(home_text: str | None, output: Output, /, topic: str, name: str, **give
     """
     with open_home(home_text) as home:
         found = home.consumers(topic).get(name)
-        question = f"Move consumer `{name}` of `{topic}` to {given['to']}?"
-        ask_first(f"consumer `{name}` of `{topic}`", question, given["yes"], "moving")
+        if not given["yes"]:
+            wanted = given["partition"]
+            each = range(found.topic.partitions) if wanted is None else [wanted]
+            plan = [found.plan_seek(given["to"], partition) for partition in each]
+            question = f"Move consumer `{name}` of `{topic}` to {given['to']}? {_effect(plan)}"
+            ask_first(f"consumer `{name}` of `{topic}`", question, False, "moving")
         rows = [
-            {"partition": move.partition, "from": move.cursor, "to": move.to, "again": move.again}
+            {
+                "partition": move.partition,
+                "from": move.cursor,
+                "to": move.to,
+                "skipped": move.skipped,
+                "again": move.again,
+            }
             for move in found.seek(given["to"], given["partition"])
         ]
-        output.records(("partition", "from", "to", "again"), rows)
+        output.records(("partition", "from", "to", "skipped", "again"), rows)
+
+
+def _effect(plan: list[CursorMove]) -> str:
+    """Returns what a seek skips and repeats, in a sentence."""
+    skipped, again = sum(each.skipped for each in plan), sum(each.again for each in plan)
+    return f"It skips {counted(skipped, 'event')} and delivers {counted(again, 'event')} again."
 
 
 @consumer.command()

@@ -9,18 +9,20 @@ from typing import Any
 
 import click
 
-from tidelog.cli.commands.consume import NO_CONSUMERS
+from tidelog.cli.commands.consume import NO_CONSUMERS, owned
 from tidelog.cli.commands.proof import end_with, proof_option, search_with_bar, show_proof
-from tidelog.cli.output import FAILED, Output, json_option, progress_bar, utf8
+from tidelog.cli.output import FAILED, Output, counted, json_option, progress_bar, utf8
 from tidelog.cli.pipeline_options import SparkFields, task_options, tasks_of
-from tidelog.cli.terminal import open_home, past_of, past_options
+from tidelog.cli.terminal import ask_first, open_home, past_of, past_options, yes_option
 from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.log.maintenance.trim import KeepBytes, ToOffsets, TrimTo
-from tidelog.log.maintenance.verify import VerifyReport
+from tidelog.log.maintenance.verify import Severity, VerifyReport
 from tidelog.model import defaults
 
 __all__ = ["lag", "sweep", "trim", "verify"]
+
+_NOTES_SHOWN = 3  # of a topic, on a terminal or in a pipe; --json has all
 
 
 @click.command()
@@ -46,10 +48,11 @@ def lag(home_text: str | None, output: Output, topic: str | None) -> None:
                 "cursor": each.cursor,
                 "end": each.end,
                 "lag": each.events,
-                "owner": each.owner or None,
+                "owner": owner,
             }
             for name in _names(home, topic)
-            for each in home.lag(name)
+            for consumer in home.consumers(name)
+            for each, owner in owned(consumer, output)
         ]
         columns = ("topic", "consumer", "partition", "cursor", "end", "lag", "owner")
         output.records(columns, rows, NO_CONSUMERS)
@@ -74,6 +77,8 @@ def lag(home_text: str | None, output: Output, topic: str | None) -> None:
     help="Keep the newest runs of the topic that fit into this many bytes of the store.",
 )
 @past_options
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
+@yes_option
 @json_option
 @click.pass_obj
 def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
@@ -87,20 +92,36 @@ def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> 
     read, and names it with its position. Pass one with --past-reader, or all with --past-readers.
     Delete an unused consumer with `tidelog consumer delete`.
 
+    Asks first on a terminal. In scripts it does not ask, so that you can run it from cron.
+
     \b
     Examples:
       tidelog trim orders --before -30d
+      tidelog trim orders --before -30d --dry-run
       tidelog trim orders --before -30d --past-reader billing
       tidelog trim orders --offset 0:1200 --offset 1:980
       tidelog trim orders --keep-bytes 10000000000
     """
     past = past_of(given.pop("past_readers"), given.pop("past_names"))
+    dry_run, yes = given.pop("dry_run"), given.pop("yes")
     if sum(value not in (None, ()) for value in given.values()) != 1:
         raise InvalidError("trim: give exactly one of --before, --offset and --keep-bytes")
     with open_home(home_text) as home:
         to = _trim_to(**given)
-        rows = [asdict(each) for each in home.trim(topic, to, past_readers=past)]
-        output.records(("partition", "old_start", "new_start", "runs", "bytes"), rows)
+        shown = home.topic(topic).incarnation
+        if not (dry_run or yes) and sys.stdin.isatty():
+            plan = home.trim(topic, to, past_readers=past, dry_run=True, incarnation=shown)
+            to = ToOffsets({each.partition: each.new_start for each in plan})
+            if count := sum(each.events for each in plan):
+                question = f"Delete the oldest {counted(count, 'event')} of `{topic}`, for good?"
+                ask_first(f"topic `{topic}`", question, yes)
+        found = home.trim(topic, to, past_readers=past, dry_run=dry_run, incarnation=shown)
+        output.records(
+            ("partition", "old_start", "new_start", "events", "runs", "bytes"),
+            [asdict(each) | {"events": each.events} for each in found],
+        )
+        if dry_run:
+            output.say("Nothing was deleted.")
 
 
 @click.command()
@@ -182,8 +203,8 @@ def verify(home_text: str | None, output: Output, /, topic: str | None, **given:
     objects that a dead producer may have left, does not change the exit code.
 
     With --erased it searches all objects that could hold an event instead: the topic's, those of
-    archives that were made of it, and what is staged. Ends with exit code 1 when something is left,
-    or when the id or key was never deleted here. --proof also adds a record to the audit.
+    archives that were made from it, and what is staged. Ends with exit code 1 when something is
+    left, or when the id or key was never deleted here. --proof also adds a record to the audit.
 
     \b
     Examples:
@@ -218,15 +239,26 @@ def verify(home_text: str | None, output: Output, /, topic: str | None, **given:
         output.records((), records)
     else:
         output.records(columns, [asdict(report) for report in reports])
-        for report in reports:
-            for finding in report.findings:
-                output.say(f"{finding.severity}: {finding.where}: {finding.what}")
-            for severity, count in report.findings_cut.items():
-                output.say(f"{severity}: topic `{report.topic}`: {count} more, not shown")
         for problem in problems:
             output.say(f"error: {problem}")
+        for severity in ("error", "warning", "note"):
+            for report in reports:
+                _say_findings(output, report, severity)
     if problems or not all(report.is_clean for report in reports):
         sys.exit(FAILED)
+
+
+def _say_findings(output: Output, report: VerifyReport, severity: Severity) -> None:
+    """Prints the findings of one severity; of notes a few, since they need no attention."""
+    found = [each for each in report.findings if each.severity == severity]
+    shown = found[:_NOTES_SHOWN] if severity == "note" else found
+    for finding in shown:
+        output.say(f"{severity}: {finding.where}: {finding.what}")
+    cut = report.findings_cut.get(severity, 0)
+    if more := len(found) - len(shown):
+        output.say(f"note: topic `{report.topic}`: {more + cut} more such notes: see --json")
+    elif cut:
+        output.say(f"{severity}: topic `{report.topic}`: {cut} more, not shown")
 
 
 def _verified(home: Home, name: str, how: SparkFields) -> VerifyReport:

@@ -21,6 +21,7 @@ from tidelog.cli.output import (
     echo_aside,
     json_option,
     to_seconds,
+    visible,
     write_out,
 )
 from tidelog.cli.pipeline_options import spark_conf
@@ -396,7 +397,7 @@ class _Messages:
 
     def _line(self, text: str, record: dict[str, Any] | None) -> None:
         if not self._as_json:
-            click.echo(text, err=self._beside)
+            click.echo(visible(text, "\n\t"), err=self._beside)
         elif record is not None:
             click.echo(msgspec.json.encode(record), err=self._beside)
 

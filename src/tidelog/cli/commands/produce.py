@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import click
 
 from tidelog.api.append_lines import LineCounts, input_size
-from tidelog.cli.output import Output, json_option, progress_bar
+from tidelog.cli.output import Output, echo_aside, json_option, progress_bar
 from tidelog.cli.terminal import Interruption, open_home
 from tidelog.errors import InvalidError
 
@@ -84,13 +84,12 @@ def produce(home_text: str | None, output: Output, /, topic: str, file: str, **g
             if following.counts is not None:
                 _show(following.counts, output, is_named)
         if counts.unended is not None:
-            click.echo(
+            echo_aside(
                 f"line {counts.unended}: has no newline yet: it is stored once it has one, "
                 f"when you produce the input again under the name `{given['name']}`",
-                err=True,
             )
         if stop.is_set():
-            click.echo(f"interrupted: {counts.stored()}", err=True)
+            echo_aside(f"interrupted: {counts.stored()}")
 
 
 _RATE_MIN = 10_000  # events: with fewer, the rate is that of the first commit

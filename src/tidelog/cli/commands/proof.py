@@ -21,6 +21,7 @@ from tidelog.cli.output import (
     size_text,
     to_seconds,
     utf8,
+    visible,
 )
 from tidelog.cli.pipeline_options import SparkFields
 from tidelog.cli.terminal import open_home
@@ -41,10 +42,12 @@ __all__ = [
 ]
 
 _UNDER_WAY = "archive_ranges_under_way"
+_NAMED_MAX = 5  # of ids that were not found
 _HEADLINES = {
     "erased": "ERASED: no object that was searched holds any of it.",
     "not erased": "NOT ERASED: something is left.",
-    "nothing to prove": "NOTHING TO PROVE: an id or key that you gave was never deleted here.",
+    "nothing to prove": "NOTHING TO PROVE: an id or key that you gave was never deleted here. "
+    "Check it; to prove others, leave it out.",
 }
 
 wait_option = click.option(
@@ -194,7 +197,7 @@ def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
             only += f", {deleted.strays:,} of them in objects that no row names"
         shown["deleted"] = (counted(found, "event") if found else "nothing new") + only
         if deleted.missing:
-            shown["not found"] = counted(len(deleted.missing), "id")
+            shown["not found"] = _named_ids(deleted.missing)
     if done is not None:
         journals = "" if proof.archive else f"{counted(done['journals_made'], 'journal')} and "
         shown["removed"] = (
@@ -211,6 +214,15 @@ def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
     shown["at"] = to_seconds(to_iso(proof.searched_ms))
     shown["proof"] = proof.sha256
     return shown
+
+
+def _named_ids(ids: Collection[str]) -> str:
+    """Returns the first of some ids and how many others there are; a file has hashes of them."""
+    named = [each for each in ids if not each.startswith("sha256:")][:_NAMED_MAX]
+    if not named:
+        return counted(len(ids), "id")
+    others = len(ids) - len(named)
+    return ", ".join(map(visible, named)) + (f" and {others} more" if others else "")
 
 
 def _subject(proof: Proof) -> dict[str, str]:

@@ -108,8 +108,8 @@ def serve(home_text: str | None, output: Output, /, **given: Any) -> None:
     """Serve the HTTP API and the console until Ctrl-C.
 
     A success response means that the events are durable. Without tokens it listens on loopback
-    only, and every user of this machine has access; see `tidelog token`. /openapi.json describes
-    the API.
+    only, and every user of this machine has access; see `tidelog token`. The page /docs
+    shows the API.
 
     \b
     Examples:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tidelog.cli.output import FAILED, CommandGroup, Output, counted, json_option
+from tidelog.cli.output import FAILED, CommandGroup, Output, counted, echo_aside, json_option
 from tidelog.cli.terminal import ask_first, open_home, past_of, past_options, yes_option
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
@@ -335,32 +335,28 @@ def recover(
 def _say_what_is_left(name: str, report: RecoverReport) -> None:
     """Print what a recovery has left in its objects, and what to do about it."""
     if report.waiting:
-        click.echo(
+        echo_aside(
             f"topic `{name}`: {counted(report.waiting, 'lost event')} of "
             f"{', '.join(report.writers)}: run these writers, since they send the events again, "
             f"then `tidelog topic recover {name}`; add --writers-resumed for what they do not send",
-            err=True,
         )
     if report.trimmed:
-        click.echo(
+        echo_aside(
             f"topic `{name}`: {counted(report.trimmed, 'event')} of lost objects were trimmed, "
             "and stay in these, which sweeps delete: if you trimmed them only because their own "
             "objects were lost, add --include-trimmed",
-            err=True,
         )
     if report.missing:
-        click.echo(
+        echo_aside(
             f"topic `{name}`: {counted(report.missing, 'event')} of journals stay in them, since "
             "rows name the objects that held these events, and those are missing: restore the "
             f"objects that `tidelog verify {name}` names, or trim the topic past them and then run "
             f"`tidelog topic recover {name} --include-trimmed`",
-            err=True,
         )
     if report.unaccounted:
-        click.echo(
+        echo_aside(
             f"topic `{name}`: {counted(report.unaccounted, 'event')} of lost objects could not be "
             "accounted for: their objects are kept: back up the home, and report this",
-            err=True,
         )
 
 

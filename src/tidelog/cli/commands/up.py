@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidelog.cli.commands.demo import DEMO_TOPICS, prepare, program
-from tidelog.cli.output import Output, counted, echo_aside, json_option
+from tidelog.cli.output import FULL, Output, counted, echo_aside, json_option, visible
 from tidelog.cli.pipeline_options import spark_conf, spark_of, spark_options
 from tidelog.cli.terminal import Interruption, open_home
 from tidelog.coordination.jobs import SupervisedPart
@@ -234,6 +235,16 @@ def _line(part: SupervisedPart) -> str:
     return "  ".join([*parts, part.error] if part.error else parts)
 
 
+@contextlib.contextmanager
+def _unless_full() -> Iterator[None]:
+    """Loses what a full disk refuses: the parts keep running."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in FULL:
+            raise
+
+
 class View:
     """Shows the parts of one ``tidelog up``: a live table on a terminal, else lines or JSON."""
 
@@ -263,13 +274,15 @@ class View:
             self._live.stop()
             self._live = None
 
+    @_unless_full()
     def say(self, text: str) -> None:
         """A line for people."""
         if self._live is not None:
-            self._live.console.print(text, markup=False)
+            self._live.console.print(visible(text, "\n\t"), markup=False, emoji=False)
         else:
             self._output.say(text)
 
+    @_unless_full()
     def listening(self, url: str, is_open: bool) -> None:
         """The server has begun to listen."""
         where = url if url.startswith("unix:") else f"{url}/"
@@ -278,14 +291,16 @@ class View:
         who = "open to all on this machine" if is_open else "asks for tokens"
         self.say(f"Console: {where} ({who})")
 
+    @_unless_full()
     def complain(self, name: str, text: str) -> None:
         """What a part said on its standard error."""
         said = text if text.startswith(f"{name}: ") else f"{name}: {text}"
         if self._live is not None:
-            self._live.console.print(said, markup=False)
+            self._live.console.print(visible(said), markup=False, emoji=False)
         else:
             echo_aside(said)
 
+    @_unless_full()
     def changed(self, part: SupervisedPart, parts: Iterable[SupervisedPart]) -> None:
         """A part has changed; ``parts`` are all of them."""
         told = (part.state, part.error)
@@ -307,12 +322,12 @@ def _table(parts: Iterable[SupervisedPart]) -> Table:
         table.add_column(name, justify="right" if name in ("events", "waiting") else "left")
     for part in parts:
         table.add_row(
-            part.name,
+            Text(visible(part.name)),
             Text(part.state, style=_STYLES.get(part.state, "")),
             to_iso(part.since_ms)[11:19],
             str(part.restarts),
             "" if part.events is None else f"{part.events:,}",
             "" if part.waiting is None else f"{part.waiting:,}",
-            Text(part.error[:_ERROR_MAX], style="red"),
+            Text(visible(part.error[:_ERROR_MAX]), style="red"),
         )
     return table

@@ -98,6 +98,8 @@ class ArchiveSinkSettings:
     folders_max: int = RANGE_FOLDERS_MAX
     dead_share_max: float = defaults.DEAD_SHARE
     suffix: str = ""  # of all names, after ranges were set aside
+    name: str = ""  # of the archive, for messages
+    is_building: bool = False  # a generation that is not promoted yet
     owner: str = ""  # content of `_owner` in the root, checked before publishing; empty: any
 
 
@@ -133,11 +135,20 @@ class ArchiveSink:
         if staged.dead >= _LEAST and staged.dead > share_max * events:
             raise InvalidError(
                 f"source partition `{partition}`: {staged.dead} of {events} events are dead "
-                f"letters, the allowed share is {share_max}; the first: {staged.why_dead}: choose "
-                "another parser (`tidelog archive backfill NAME --parser PARSER`, then `tidelog "
-                "archive promote NAME`), or allow a larger share (--dead-share)",
+                f"letters, the allowed share is {share_max}; the first: {staged.why_dead}: "
+                f"{self._other_parser()}, or allow a larger share (--dead-share)",
                 offset=staged.first_dead,
             )
+
+    def _other_parser(self) -> str:
+        """Returns how to choose another parser."""
+        name, number = self._settings.name or "NAME", self._settings.generation
+        backfill = f"`tidelog archive backfill {name} --parser PARSER`"
+        if self._settings.is_building:
+            return (
+                f"run `tidelog archive drop {name} {number}` and choose another parser: {backfill}"
+            )
+        return f"choose another parser: {backfill}, then `tidelog archive promote {name}`"
 
     def published(self, manifest: Manifest) -> list[FileEntry]:
         store = self._store()

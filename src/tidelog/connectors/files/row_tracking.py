@@ -64,7 +64,7 @@ from tidelog.model.limits import FILE_FINISHED_MS
 from tidelog.store.base import ObjectInfo, Store
 
 __all__ = [
-    "Bound",
+    "BoundFiles",
     "RowTracking",
     "is_compressed",
     "number_of",
@@ -80,7 +80,7 @@ _KEPT_MAX = 100_000  # results of comparisons to remember
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundFiles:
     """The files of source partitions, and why some have none."""
 
     files: dict[SourcePartition, ObjectInfo] = field(default_factory=dict)
@@ -180,12 +180,12 @@ class RowTracking:
 
     def bind(
         self, store: Store, topic: str, files: Mapping[str, ObjectInfo], only: str = ""
-    ) -> Bound:
+    ) -> BoundFiles:
         """Finds the file of each source partition. ``files`` maps names of paths to files.
 
         With ``only``, no other file becomes a new source partition.
         """
-        bound = Bound()
+        bound = BoundFiles()
         files = self._one_name_each(files, only, bound)
         free = dict(files)
         self._index(files)
@@ -226,7 +226,7 @@ class RowTracking:
         return bound
 
     def _one_name_each(
-        self, files: Mapping[str, ObjectInfo], only: str, bound: Bound
+        self, files: Mapping[str, ObjectInfo], only: str, bound: BoundFiles
     ) -> dict[str, ObjectInfo]:
         """Returns files with one name each, and lists their other names as left out."""
         names: dict[str, list[str]] = defaultdict(list)
@@ -372,7 +372,7 @@ class RowTracking:
 
     # After all files were matched.
 
-    def _renew(self, bound: Bound) -> None:
+    def _renew(self, bound: BoundFiles) -> None:
         """Records names that differ from those in the marks."""
         self._renewed = {}
         for partition, info in bound.files.items():
@@ -386,7 +386,7 @@ class RowTracking:
         store: Store,
         ours: list[SourcePartition],
         free: dict[str, ObjectInfo],
-        bound: Bound,
+        bound: BoundFiles,
     ) -> None:
         """Adds errors for files that vanished with unread rows, or were truncated."""
         for partition in ours:
@@ -435,7 +435,7 @@ class RowTracking:
             _keep(self._copies, key, found)
         return self._copies[key]
 
-    def _fresh(self, topic: str, name: str, bound: Bound) -> SourcePartition:
+    def _fresh(self, topic: str, name: str, bound: BoundFiles) -> SourcePartition:
         """Returns a source partition with an unused name."""
         found, number = SourcePartition(topic, name), 1
         while found in self._known or found in bound.files:

@@ -31,8 +31,12 @@ import numpy as np
 import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.connectors.files.holes import holes_between, holes_between_files, missing_in_files
 from tidelog.connectors.files.listing import Chain, FolderListing, ListedFile, clashes, listed
+from tidelog.connectors.files.missing_offsets import (
+    holes_between,
+    holes_between_files,
+    missing_in_files,
+)
 from tidelog.connectors.files.names import FileAddress, parse_file_address
 from tidelog.connectors.files.objects import opened
 from tidelog.connectors.files.row_files import LongLineError, RowFile
@@ -46,7 +50,7 @@ from tidelog.connectors.files.row_marks import (
     matches,
     not_held,
 )
-from tidelog.connectors.files.row_tracking import Bound, RowTracking
+from tidelog.connectors.files.row_tracking import BoundFiles, RowTracking
 from tidelog.connectors.merge import MergeInput, gathered, merged, noted, within
 from tidelog.connectors.source import (
     Bounds,
@@ -285,7 +289,7 @@ class FilesSource:
         self._seen = _Listing(found.chains, bound.files, errors, left_out)
         return self._seen
 
-    def _bind(self, store: Store, found: FolderListing) -> Bound:
+    def _bind(self, store: Store, found: FolderListing) -> BoundFiles:
         """Binds files of rows.
 
         A file that the store refuses to read becomes an error of its own.

@@ -259,7 +259,7 @@ class ScyllaSource:
         """Returns None, since a change log does not count; 0 before a position that was reached."""
         return None if is_before(start, end) else 0
 
-    def fetch_row(self, key: bytes) -> dict[str, Any] | None:
+    def fetch_row(self, key: bytes) -> dict[str, object] | None:
         """Returns the base row of a change by its event's key, as it is now; None if it is gone.
 
         Values are as CQL writes them in JSON. Raises ``InvalidError`` for a key that is not the

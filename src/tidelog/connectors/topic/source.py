@@ -40,7 +40,6 @@ from tidelog.log.run_reader import (
     Cut,
     describe_run,
     fetch_run,
-    in_turn,
     read_run,
 )
 from tidelog.log.topics import find_topic, read_head
@@ -49,6 +48,7 @@ from tidelog.model.partition_rows import Head, Run
 from tidelog.model.topic import Topic, check_topic_name
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
+from tidelog.store.prefetch import fetch_ahead
 from tidelog.tasks import Pool
 
 __all__ = ["OpenContext", "PlannedRange", "TopicSource", "open_topic"]
@@ -198,7 +198,7 @@ class PlannedRange:
         start, limit = range_offsets(self.range)
         topic, partition = self.range.partition.topic, int(self.range.partition.name)
         with Pool(_AHEAD, "tidelog-fetch") as pool:
-            for run, data in in_turn(pool, partial(self._fetch, store), self.runs, _AHEAD):
+            for run, data in fetch_ahead(pool, partial(self._fetch, store), self.runs, _AHEAD):
                 cut, start = Cut(start, limit, pool=pool), max(start, run.end)
                 what = describe_run(topic, partition, run)
                 try:

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from datetime import datetime
-from typing import Any, Unpack
+from typing import Unpack
 
 import pyarrow as pa
 
@@ -30,6 +30,7 @@ from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.consumer import handler as handlers
+from tidelog.log.consumer.dead_letter_topics import DeadLetterRecorder
 from tidelog.log.consumer.leases import (
     LeaseReader,
     Leases,
@@ -272,14 +273,17 @@ class Consumer:
         """Polls, handles and commits in a loop; returns how many events were handled.
 
         :class:`HandlerOptions` explains ``on_error``, ``retries``, ``types``, ``lag_ms`` and the
-        others. With ``on_error="dead-letter"``, events that the handler failed on go to the topic
-        ``dead_letter``, with the reason.
+        others. With ``on_error="dead-letter"``, failed events go to the topic ``dead_letter``.
 
         >>> consumer.run(lambda event: None, until_caught_up=True)
         3
         """
-        to = dead_letter and handlers.dead_letter_to(self._append, dead_letter, self.name)
-        options = handlers.HandlerOptions(dead_letter=to or None, **how)
+        to = None
+        if dead_letter:
+            places = (f"topic:{self._topic.name}", dead_letter, f"consumer `{self.name}`")
+            record = DeadLetterRecorder(self.context, *places)
+            to = handlers.dead_letter_to(self._append, dead_letter, self.name, record)
+        options = handlers.HandlerOptions(dead_letter=to, **how)
         return handlers.run(self, handler, options, lambda: all_or_nothing(self._readers))
 
     def read_once(
@@ -289,7 +293,7 @@ class Consumer:
         handler: Callable[[Event], object] | None = None,
         *,
         wait_s: float = 0.0,
-    ) -> dict[str, Any]:
+    ) -> handlers.ReadOnceResult:
         """Reads a limited number of events from one partition, for functions that were woken.
 
         Returns ``{"events_read": n, "done": …}``. If not done, there is more, or another reader has

@@ -78,6 +78,7 @@ from tidelog.model.address import nearest
 from tidelog.model.event import check_utf8
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.topic import Topic
+from tidelog.process import describe_process
 
 __all__ = ["consumer_version", "delete_consumer"]
 
@@ -346,5 +347,5 @@ class _Deletion:
 
 def _shown(member_id: str, mark: str) -> str:
     """Returns a member's id, and its process if known."""
-    host, process = mark.partition("/")[0], mark.partition("|")[2].partition("|")[0]
-    return f"`{member_id}` ({host}, process {process})" if process else f"`{member_id}`"
+    process = describe_process(mark)
+    return f"`{member_id}` ({process})" if process else f"`{member_id}`"

@@ -55,6 +55,7 @@ __all__ = [
     "HandlerSettings",
     "HandlerStopped",
     "KnownSince",
+    "ReadOnceResult",
     "Share",
     "dead_letter_of",
     "dead_letter_to",
@@ -78,6 +79,14 @@ Handler = Callable[[Event], object] | Callable[[list[Event]], object]
 
 class HandlerStopped(BaseException):
     """The run was stopped while an event was being retried."""
+
+
+class ReadOnceResult(TypedDict):
+    """What a one-shot read of a partition did."""
+
+    events_read: int
+    done: bool  # nothing is left to read
+    busy: bool  # another reader has the partition
 
 
 class HandlerSettings(TypedDict, total=False):
@@ -170,13 +179,17 @@ def run(
 
 
 def dead_letter_to(
-    append: Append | None, topic: str, consumer: str
+    append: Append | None, topic: str, consumer: str, record: Callable[[], None]
 ) -> Callable[[list[Event], BaseException], object]:
-    """Returns what puts events that a handler failed on into a topic, with the reason."""
+    """Returns what puts events that a handler failed on into a topic, with the reason.
+
+    ``record`` is called before each call that does so, so that proofs know the topic.
+    """
 
     def bury(events: list[Event], error: BaseException) -> object:
         if append is None:
             raise InvalidError("dead letters: this consumer cannot append: open it from a home")
+        record()
         return append(topic, [dead_letter_of(event, error, consumer) for event in events])
 
     return bury
@@ -373,7 +386,7 @@ class Fate:
         self.passed: Counter[str] = Counter()
 
     def tempt(self, place: str = "middle") -> None:
-        """Go on, or fail with ``FateError``.
+        """Goes on, or fails with ``FateError``.
 
         >>> tidelog.Fate(rate=0.0).tempt()
         """
@@ -383,7 +396,7 @@ class Fate:
         self.passed[place] += 1
 
     def tempting(self, handler: Callable[[T], object]) -> Callable[[T], object]:
-        """Return the handler, tempted before it begins and after it is done.
+        """Returns the handler, tempted before it begins and after it is done.
 
         >>> tidelog.Fate(rate=0.0).tempting(len)([1, 2])
         2

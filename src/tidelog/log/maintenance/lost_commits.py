@@ -1,10 +1,10 @@
 """What strays show about the catalog: a possible loss, or a proven one.
 
-A row lists every object that a partition no longer needs (``unused``). A **stray** is an object
-that fewer partitions name or list than it has events of. Either the others never committed it, or
-the catalog has lost that commit: it was damaged, or restored from an older copy. Then the object is
-the only copy of acknowledged events. One lost commit looks like a producer that died before its
-commit. The contents of strays prove more, without any clock:
+A row lists every object that a partition no longer needs (``unused_objects``). A **stray** is an
+object that fewer partitions name or list than it has events of. Either the others never committed
+it, or the catalog has lost that commit: it was damaged, or restored from an older copy. Then the
+object is the only copy of acknowledged events. One lost commit looks like a producer that died
+before its commit. The contents of strays prove more, without any clock:
 
 - A segment carries the next offset of each of its partitions as its appender knew it, and the run
   before that offset, whichever producer committed it. Three things **prove** that the catalog had
@@ -21,7 +21,7 @@ commit. The contents of strays prove more, without any clock:
   epoch of its compiler and its first offset. A number above that of the head or of the ``compile``
   row is a proof. So is a generation above the registry's. None of these ever shrinks.
 - Any other stray is a **possible loss**. It is kept for a week from when a sweep notes it
-  (``unused``).
+  (``unused_objects``).
 
 A segment of several partitions is a stray for those that neither name nor list it, even if others
 name it: the catalog may have been copied between two of its commits. A flush in progress looks the
@@ -56,7 +56,7 @@ from tidelog.codec.journal_file import read_sources
 from tidelog.codec.segment import read_known
 from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.log.maintenance.unused import origin_of, read_unused
+from tidelog.log.maintenance.unused_objects import origin_of, read_unused
 from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.staged import lost_partition
 from tidelog.log.topics import find_topic, read_head

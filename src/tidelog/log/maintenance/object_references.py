@@ -25,7 +25,7 @@ from tidelog.errors import (
     UnavailableError,
 )
 from tidelog.log.maintenance.obsolete_rows import UnnamedProducerRow, decode_run
-from tidelog.log.maintenance.unused import ListedRow, NotedRow
+from tidelog.log.maintenance.unused_objects import ListedRow, NotedRow
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import (

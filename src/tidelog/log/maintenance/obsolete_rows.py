@@ -7,9 +7,9 @@
 
 Compile, trim and sweep all call this; the first one deletes the rows. One write deletes a run or a
 journal with its slot rows, so there is never one without its slots. The same write lists the
-objects of these rows as unused (``unused``), which allows a sweep to delete them. Rows are deleted
-by the version that was read: a journal's row may be replaced by another one at the same offset, and
-an amendment's by a newer one.
+objects of these rows as unused (``unused_objects``), which allows a sweep to delete them. Rows are
+deleted by the version that was read: a journal's row may be replaced by another one at the same
+offset, and an amendment's by a newer one.
 
 A producer's row has a time of the producer's clock, which may be wrong. So a sweep marks a row that
 looks old with its own time, and deletes it if it is unchanged a week after that mark.
@@ -34,7 +34,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.maintenance.unused import list_unused
+from tidelog.log.maintenance.unused_objects import list_unused
 from tidelog.log.topics import raise_head
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import (

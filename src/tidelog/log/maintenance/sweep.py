@@ -26,7 +26,7 @@ For each topic that is ready:
    events of. Nothing was deleted so far. Note other strays that can no longer be committed, unless
    they are already noted, with the latest of this machine's time, the store's, the newest in the
    topic's rows and the object's date. Delete notes of objects that are no longer strays
-   (``unused``).
+   (``unused_objects``).
 5. Delete rows that trims and compiles left, and list their objects as unused (``obsolete_rows``).
 6. Delete amendments that the journal of their offset contains and that are older than the grace
    period, by their versions, and list their values as unused. Then narrow the head's range of
@@ -138,8 +138,8 @@ from tidelog.log.maintenance.obsolete_rows import (
     remove_trimmed,
 )
 from tidelog.log.maintenance.unfinished_writes import abort_uploads, left_by_sinks
-from tidelog.log.maintenance.unused import (
-    Uses,
+from tidelog.log.maintenance.unused_objects import (
+    ObjectUses,
     is_shared,
     kept_since,
     note_strays,
@@ -407,7 +407,7 @@ def _list_objects(
     if not needed <= keys:
         check_objects(context, topic, needed - keys)
     asked = [*unnamed, *shared]
-    uses = Uses(info.key for info in asked)
+    uses = ObjectUses(info.key for info in asked)
     for partition, found in enumerate(references):
         uses.add(partition, found.objects)
         uses.add(partition, found.leftovers)
@@ -437,7 +437,7 @@ def _garbage(
 ) -> Iterator[ObjectInfo]:
     """Step 7: yields what rows now list as unused, or was ``lost`` and is no longer kept."""
     needed = set().union(*(found.objects for found in references))
-    uses = Uses(info.key for info in listed.unneeded)
+    uses = ObjectUses(info.key for info in listed.unneeded)
     for partition, found in enumerate(references):
         uses.add(partition, found.objects)
         uses.add_rows(partition, read_unused(context, topic, partition))

@@ -54,6 +54,7 @@ __all__ = [
     "TrimTo",
     "before_time",
     "check_clock",
+    "plan_trim",
     "trim_topic",
 ]
 
@@ -102,6 +103,11 @@ class TrimResult:
     runs: int
     bytes: int
 
+    @property
+    def events(self) -> int:
+        """Returns how many events were deleted, those included that were deleted before."""
+        return self.new_start - self.old_start
+
 
 def trim_topic(
     context: Context,
@@ -126,6 +132,31 @@ def trim_topic(
         return [
             _trim(context, topic, partition, start) for partition, start in sorted(starts.items())
         ]
+
+
+def plan_trim(context: Context, topic: Topic, to: TrimTo) -> list[TrimResult]:
+    """Returns what a trim would delete now, in each partition that ``to`` selects.
+
+    Raises as :func:`trim_topic` does before it writes.
+    """
+    return [
+        _planned(context, topic, partition, start)
+        for partition, start in sorted(_plan(context, topic, to).items())
+    ]
+
+
+def _planned(context: Context, topic: Topic, partition: int, start: int) -> TrimResult:
+    head, _ = read_head(context, topic, partition)
+    where = layout.topic_partition(topic.incarnation, partition)
+    runs = stored = 0
+    for kind in _kinds(head):
+        for row in context.catalog.scan(where, *kind):
+            run = decode_run(row, topic, partition)
+            if run.end > start:
+                break
+            if run.end > head.start:
+                runs, stored = runs + 1, stored + run.byte_end - run.byte_start
+    return TrimResult(partition, head.start, max(head.start, start), runs, stored)
 
 
 def before_time(context: Context, topic: Topic, before: str) -> BeforeTime:

@@ -41,7 +41,7 @@ from tidelog.log.maintenance.lost_commits import (
     raise_doubts,
     remedy_for_lost,
 )
-from tidelog.log.maintenance.unused import Uses, is_shared, read_unused
+from tidelog.log.maintenance.unused_objects import ObjectUses, is_shared, read_unused
 from tidelog.log.maintenance.verify_bytes import Finding, Severity, VerifyTally, read_ahead
 from tidelog.log.maintenance.verify_partition import PartitionCheck
 from tidelog.log.topics import find_topic
@@ -175,7 +175,7 @@ def _name_late(tally: VerifyTally, partition: int, after: int) -> None:
 
 def _strays(tally: VerifyTally, orphans: list[ObjectInfo]) -> list[ObjectInfo]:
     """Returns the objects that fewer partitions name or list than they have events of."""
-    uses = Uses(info.key for info in orphans)
+    uses = ObjectUses(info.key for info in orphans)
     for partition, keys in tally.uses.items():
         uses.add(partition, keys, tally.starts.get(partition, sys.maxsize))
     return [info for info in orphans if not uses.is_settled(info.key)]
@@ -218,7 +218,8 @@ def _check_orphans(
             tally.add("warning", where, what)
             continue
         if info.key not in tally.named:
-            tally.add("note", where, f"no row needs it, {info.size} bytes: a sweep decides")
+            what = f"no row needs it, {info.size} bytes: `tidelog sweep` deletes it once it is old"
+            tally.add("note", where, what)
     return proven, doubted
 
 

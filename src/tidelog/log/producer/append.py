@@ -59,7 +59,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.maintenance.unused import list_apart, list_unused
+from tidelog.log.maintenance.unused_objects import list_apart, list_unused
 from tidelog.log.producer.append_plan import (
     ALL_SEQUENCES,
     AppendPlan,

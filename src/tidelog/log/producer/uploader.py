@@ -143,9 +143,11 @@ class Uploader:
                     self._commit(flush, parts, stored)
         except BaseException as exc:  # noqa: BLE001 - raised in the callers that wait
             error = exc
-        if stored is not None and (error is not None or behind is not None):
-            self._abandon(flush, parts, stored)
-        self._finish(flush, error, behind)
+        try:
+            if stored is not None and (error is not None or behind is not None):
+                self._abandon(flush, parts, stored)
+        finally:  # else all later flushes would wait for their turn forever
+            self._finish(flush, error, behind)
 
     def _abandon(self, flush: Flush, parts: list[FlushPart], stored: StoredSegment) -> None:
         """Notes which parts of a failed flush will never be committed, so that they get listed."""

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidelog.api.journal import presign_s
-from tidelog.codec.event_json import event_lines
+from tidelog.codec.event_json import event_lines, is_event_line
 from tidelog.erasure.delete import DeleteResult
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
@@ -29,7 +29,14 @@ from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import TooLargeError, encode
 from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.metrics import Metrics
-from tidelog.server.http.request import Bodies, check_parameters, headers_of, inflate, is_encoded
+from tidelog.server.http.request import (
+    Bodies,
+    check_parameters,
+    content_type,
+    headers_of,
+    inflate,
+    is_encoded,
+)
 
 __all__ = ["PRESIGN_S_MAX", "WHO", "ByIdHandlers"]
 
@@ -103,6 +110,12 @@ class ByIdHandlers:
                 raise TooLargeError(
                     f"body: has {len(value)} bytes, a value at most {bytes_max}",
                     bytes_max=bytes_max,
+                )
+            if content_type(headers) == b"application/json" and is_event_line(value):
+                raise InvalidError(
+                    "body: is an event as JSON, but an update needs the new value alone: send the "
+                    "value without the event around it, or, if these bytes are the value, send "
+                    "them as application/octet-stream"
                 )
             why, who = request.query_params.get("why", ""), request.scope[WHO]
 

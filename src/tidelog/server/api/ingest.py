@@ -23,7 +23,7 @@ from tidelog.home import Home
 from tidelog.log.producer.flush import Flush, SendFuture
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model import limits as model_limits
-from tidelog.model.decoding import too_deep
+from tidelog.model.decoding import json_items, too_deep
 from tidelog.model.event import Event, Position, Positions, check_event
 from tidelog.model.topic import Topic
 from tidelog.server.api.open_topics import OpenTopic, OpenTopics, RoomPromise
@@ -31,7 +31,7 @@ from tidelog.server.api.pixel_event import time_of
 from tidelog.server.http.auth import Admission
 from tidelog.server.http.errors import MediaTypeError, TooLargeError
 from tidelog.server.http.limits import ServerThreads
-from tidelog.server.http.request import EVENT_BYTES
+from tidelog.server.http.request import EVENT_BYTES, HEADER_BYTES, content_type
 
 __all__ = ["EVENT_HEADERS", "IDEMPOTENCY_KEY", "IF_ABSENT", "Headers", "Ingest"]
 
@@ -107,7 +107,7 @@ class Ingest:
                 once = _idempotency_key(key, by)
                 return await self._send_once(opened, once, events, admission)
             finally:
-                if len(events) > _FEW_EVENTS:
+                if _are_many(events):
                     self._free(events)
 
     async def _parse(
@@ -121,7 +121,19 @@ class Ingest:
         else:
             count = await self._threads.run(_events_at_most, headers, body)
         charge(len(body) + EVENT_BYTES * count)
-        return await self._run(count + len(body) // _WORK_BYTES, self._events, headers, body)
+        work = count + len(body) // _WORK_BYTES
+        events = await self._run(work, self._events, headers, body)
+        return await self._charged(events, charge)
+
+    async def _charged(self, events: list[Event], charge: Callable[[int], None]) -> list[Event]:
+        """Returns events of a large body, after a charge for what their headers take."""
+        count = await self._run(len(events), _headers_of, events)
+        try:
+            charge(HEADER_BYTES * count)
+        except TidelogError:
+            self._free(events)
+            raise
+        return events
 
     async def events_of(
         self, headers: Headers, body: bytes, charge: Callable[[int], None], admission: Admission
@@ -139,7 +151,8 @@ class Ingest:
             return parse()
         count = await self._threads.run(_events_at_most, headers, body)
         charge(len(body) + EVENT_BYTES * count)
-        return await self._run(count + len(body) // _WORK_BYTES, parse)
+        events = await self._run(count + len(body) // _WORK_BYTES, parse)
+        return await self._charged(events, charge)
 
     async def answer(self, topic: str, positions: Sequence[Position]) -> bytes:
         """Returns the body of a success: the positions of the events."""
@@ -257,7 +270,7 @@ class Ingest:
 
     def _events(self, headers: Headers, body: bytes) -> list[Event]:
         """Returns the events of a body. Raises ``InvalidError`` or ``MediaTypeError``."""
-        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        kind = content_type(headers)
         if kind not in _RAW and not _OF_RAW.isdisjoint(headers):
             given = ", ".join(name.decode() for name in sorted(_OF_RAW.intersection(headers)))
             raise InvalidError(
@@ -265,47 +278,69 @@ class Ingest:
             )
         if kind in _JSON:
             if body.lstrip()[:1] != b"[":
-                try:
-                    return [event_of_line(body)]
-                except InvalidError as exc:
-                    raise InvalidError(f"body: {exc}", **exc.context) from exc
+                return [self._event_of_line(body, "body")]
+            if len(body) > _SMALL_BYTES and json_items(body) > model_limits.SEGMENT_EVENTS_MAX:
+                raise _too_many()
             try:
                 lines: Sequence[Any] = _array.decode(body)
             except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-                raise InvalidError(f"body: is not JSON: {json_problem(body, exc)}") from exc
+                problem = json_problem(body, exc)
+                raise InvalidError(f"body: is not JSON: {problem}: give a list of events") from exc
             except RecursionError as exc:  # much deeper than an event may be
                 raise too_deep("body") from exc
         elif kind in _LINES:
-            lines = [line for line in body.split(b"\n") if line.strip()]
+            lines = _lines_of(body)
         elif kind in _RAW:
             return [_event_of_headers(headers, body)]
         else:
             raise MediaTypeError(
-                f"body: is `{kind[:80].decode('latin-1')}`: give application/json, "
+                f"header content-type: is `{kind[:80].decode('latin-1')}`: send application/json, "
                 "application/x-ndjson, or application/octet-stream for the bytes of one value"
             )
         if not lines:
             raise InvalidError("body: holds no event: give one or more")
         if len(lines) > model_limits.SEGMENT_EVENTS_MAX:
-            raise TooLargeError(
-                f"body: holds {len(lines)} events: at most {model_limits.SEGMENT_EVENTS_MAX}"
-            )
-        return [_numbered(number, line) for number, line in enumerate(lines)]
+            raise _too_many()
+        return [
+            self._event_of_line(line, f"event {number}", event=number)
+            for number, line in enumerate(lines)
+        ]
+
+    def _event_of_line(self, line: bytes, what: str, **context: object) -> Event:
+        try:
+            return event_of_line(line, self._event_bytes_max)
+        except InvalidError as exc:
+            if "bytes" in exc.context:
+                raise self._too_large(exc.context["bytes"]) from exc
+            raise InvalidError(f"{what}: {exc}", **{**exc.context, **context}) from exc
 
     def check(self, event: Event) -> int:
         """Returns how many bytes an event has. Raises ``InvalidError`` or ``TooLargeError``."""
         size = check_event(event, sys.maxsize)
         if size > self._event_bytes_max:
-            raise TooLargeError(
-                f"event: has {size} bytes, at most {self._event_bytes_max} are allowed: split it",
-                bytes_max=self._event_bytes_max,
-            )
+            raise self._too_large(size)
         return size
+
+    def _too_large(self, size: int) -> TooLargeError:
+        return TooLargeError(
+            f"event: has {size} bytes, at most {self._event_bytes_max} are allowed: split it",
+            bytes_max=self._event_bytes_max,
+        )
+
+
+def _are_many(events: list[Event]) -> bool:
+    """Returns whether it takes milliseconds to free them."""
+    return len(events) > _FEW_EVENTS or _headers_of(events) > _MANY_EVENTS
+
+
+def _headers_of(events: list[Event]) -> int:
+    """Returns how many headers events have together."""
+    return sum(len(event.headers) for event in events)
 
 
 def _events_at_most(headers: Headers, body: bytes) -> int:
     """Returns how many events a body has at most, without parsing it."""
-    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    kind = content_type(headers)
     if kind in _LINES:
         return min(body.count(b"\n") + 1, model_limits.SEGMENT_EVENTS_MAX)
     return min(body.count(b"{"), model_limits.SEGMENT_EVENTS_MAX) if kind in _JSON else 1
@@ -387,11 +422,24 @@ def _positions(topic: str, sent: list[SendFuture]) -> Sequence[Position]:
     raise append_error(positions, unknown, error).with_traceback(None)
 
 
-def _numbered(number: int, line: bytes) -> Event:
-    try:
-        return event_of_line(line)
-    except InvalidError as exc:
-        raise InvalidError(f"event {number}: {exc}", event=number) from exc
+def _lines_of(body: bytes) -> list[bytes]:
+    """Returns the lines that are not blank, and at most a few more than an append may have.
+
+    Splits a large body piece by piece, since one call about it would hold up all other threads.
+    """
+    found: list[bytes] = []
+    at = 0
+    while at < len(body) and len(found) <= model_limits.SEGMENT_EVENTS_MAX:
+        end = body.find(b"\n", at + _SMALL_BYTES) + 1 or len(body)
+        found += [line for line in body[at:end].split(b"\n") if line.strip()]
+        at = end
+    return found
+
+
+def _too_many() -> TooLargeError:
+    return TooLargeError(
+        f"body: holds more than {model_limits.SEGMENT_EVENTS_MAX} events: send it in parts"
+    )
 
 
 def _event_of_headers(headers: Headers, body: bytes) -> Event:

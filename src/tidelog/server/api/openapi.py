@@ -2,51 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tidelog import __version__
-from tidelog.model import limits as model_limits
 from tidelog.model.limits import ID_BYTES_MAX
+from tidelog.server.api.openapi_parts import (
+    BYTES,
+    CURSOR,
+    DURATION,
+    LIMIT,
+    MILLISECONDS,
+    OFFSET,
+    PARTITION,
+    TIME,
+    TOPIC,
+    WHEN,
+    Json,
+    header,
+    json_answer,
+    named,
+    operation,
+    parameter,
+    path_topic,
+    record,
+    ref,
+    size_words,
+    token,
+)
 from tidelog.server.http import limits
 from tidelog.server.options import ServeOptions
 
 __all__ = ["description"]
 
-Json = dict[str, Any]
-
-TOPIC = {
-    "type": "string",
-    "pattern": "^[A-Za-z0-9_][A-Za-z0-9._-]*$",
-    "maxLength": model_limits.TOPIC_NAME_MAX,
+_AT = "2026-11-15T10:00:00.000Z"
+_EVENT = {  # in examples
+    "topic": "orders",
+    "partition": 0,
+    "offset": 2,
+    "timestamp": _AT,
+    "id": "o-17",
+    "key": "customer-7",
+    "value": '{"price": 3}',
+    "type": None,
+    "headers": [],
 }
-OFFSET = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
-PARTITION = {"type": "integer", "minimum": 0, "maximum": model_limits.PARTITIONS_MAX - 1}
-LIMIT = {"type": "integer", "minimum": 1, "maximum": limits.PAGE_EVENTS_MAX, "default": 100}
-TIME = {"type": "string", "format": "date-time", "description": "In the years 1970 to 9999."}
-MILLISECONDS = {"type": "integer", "minimum": 0, "maximum": model_limits.TIMESTAMP_MS_END - 1}
-WHEN = {  # a bound of a range
-    "anyOf": [TIME, {"type": "string", "pattern": "^-[1-9][0-9]{0,5}(ms|s|m|h|d)$"}],
-}
-CURSOR = {"type": "string", "format": "cursor", "minLength": 1}
-DURATION = {"type": "string", "pattern": "^[1-9][0-9]{0,2}s$|^[1-9]m$|^1h$"}
-_BASE64 = {
-    "type": "string",
-    "contentEncoding": "base64",
-    "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{3}=|[A-Za-z0-9+/][AQgw]==)?$",
-}
-BYTES = {
-    "description": "Text, or base64 for bytes that are not valid UTF-8.",
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "object",
-            "properties": {"base64": _BASE64},
-            "required": ["base64"],
-            "additionalProperties": False,
-        },
-    ],
-}
-
+_SENT_EXAMPLE = {"value": {"price": 3}, "key": "customer-7", "id": "o-17"}
+_TOPIC_EXAMPLE = {"name": "orders", "partitions": 1, "slot_ms": 1000, "created": _AT}
 
 _VALUE = {
     "description": "Text; or any other JSON, which is stored as it is written; or base64 of bytes; "
@@ -57,57 +56,6 @@ _VALUE = {
         {"type": "object", "propertyNames": {"not": {"const": "base64"}}},
     ],
 }
-
-
-def operation(name: str, what: str, answers: Json, parameters: list[Json] | None = None) -> Json:
-    """An operation that needs a token where there are any."""
-    answers = answers | named("400", "401", "403", "429", "431", "500")
-    found: Json = {
-        "operationId": name,
-        "summary": what,
-        "security": [{"token": []}, {}],
-        "responses": dict(sorted(answers.items())),
-    }
-    return found | ({"parameters": parameters} if parameters else {})
-
-
-def path_topic() -> Json:
-    """The topic in a path."""
-    return parameter("topic", TOPIC, "path", "The topic")
-
-
-def token() -> Json:
-    """A token in a query."""
-    return parameter("token", {"type": "string"}, "query", "A token, where no header can be sent")
-
-
-def header(name: str, what: str, most: int | None = None) -> Json:
-    """A header of a request."""
-    schema: Json = {"type": "string", "minLength": 1}
-    if most is not None:
-        schema["maxLength"] = most
-    return parameter(name, schema, "header", what)
-
-
-def parameter(name: str, schema: Json, place: str, what: str, required: bool | None = None) -> Json:
-    """A parameter; one in a path is always needed."""
-    needed = place == "path" if required is None else required
-    return {"name": name, "in": place, "required": needed, "description": what, "schema": schema}
-
-
-def json_answer(what: str, schema: Json) -> Json:
-    """An answer as JSON."""
-    return {"description": what, "content": {"application/json": {"schema": schema}}}
-
-
-def ref(name: str) -> Json:
-    """A schema by its name."""
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def named(*statuses: str) -> Json:
-    """Errors by their statuses."""
-    return {status: {"$ref": f"#/components/responses/{status}"} for status in statuses}
 
 
 _NUMBERS = {"type": "array", "items": OFFSET}
@@ -127,32 +75,36 @@ def ids_paths(options: ServeOptions) -> Json:
 
 def _get() -> Json:
     shown = {"allOf": [ref("StoredEvent")]}
-    answers = {"200": json_answer("The event", shown), **named("404", "503")}
-    return operation("get", "The newest event that has an id", answers, [path_topic(), _id()])
+    answers = {"200": json_answer("The event", shown, _EVENT), **named("404", "503")}
+    return operation("get", "The newest event with an id", answers, [path_topic(), _id()])
 
 
 def _update(options: ServeOptions) -> Json:
-    shown = _object(topic=TOPIC, id={"type": "string"}, bytes=OFFSET)
-    answers = {"200": json_answer("It has the new value", shown)}
+    shown = record(topic=TOPIC, id={"type": "string"}, bytes=OFFSET)
+    example = {"topic": "orders", "id": "o-17", "bytes": 12}
+    answers = {"200": json_answer("Readers see the new value", shown, example)}
     answers |= named("404", "413", "503", "504")
+    value = {"schema": {"type": "string", "minLength": 1}, "example": '{"price": 3}'}
     body = {
         "required": True,
-        "description": f"The new value, as it is; at most {options.body_bytes_max} bytes.",
-        "content": {"application/octet-stream": {"schema": {"type": "string", "minLength": 1}}},
+        "description": "The new value alone, without an event around it. The limit is "
+        f"{size_words(options.body_bytes_max)}.",
+        "content": {"application/octet-stream": value},
     }
-    found = operation("update", "Give an event another value", answers, _parameters())
+    found = operation("update", "Replace the value of an event", answers, _parameters(), "amend")
     return found | {"requestBody": body}
 
 
 def _delete() -> Json:
-    shown = _object(topic=TOPIC, id={"type": "string"}, deleted=OFFSET)
-    answers = {"200": json_answer("No event has that id any more", shown)}
+    shown = record(topic=TOPIC, id={"type": "string"}, deleted=OFFSET)
+    example = {"topic": "orders", "id": "o-17", "deleted": 1}
+    answers = {"200": json_answer("No event has this id any more", shown, example)}
     answers |= named("404", "503", "504")
-    return operation("delete", "Delete the events that have an id", answers, _parameters())
+    return operation("delete", "Delete the events with an id", answers, _parameters(), "erase")
 
 
 def _updated_value() -> Json:
-    return _object(
+    return record(
         offset=OFFSET,
         value={"type": ["string", "null"], "description": "Base64"},
         url={"type": ["string", "null"], "description": "Of an object that is the value"},
@@ -160,16 +112,23 @@ def _updated_value() -> Json:
 
 
 def _journals() -> Json:
-    when = "ISO 8601, or back from now (-15m)"
+    when = "ISO 8601, or relative to now (-15m)"
     parameters = [
         path_topic(),
         parameter("start", WHEN, "query", f"{when}; default: the first event"),
-        parameter("end", WHEN, "query", f"Exclusive; {when}; default: the last"),
-        parameter("limit", LIMIT, "query", "How many entries at most"),
-        parameter("cursor", CURSOR, "query", "Of the page before, instead of both"),
-        parameter("presign", DURATION, "query", "How long URLs shall be good: 1h"),
+        parameter("end", WHEN, "query", f"Exclusive; {when}; default: the last event"),
+        parameter("limit", LIMIT, "query", "The number of entries of a page"),
+        parameter(
+            "cursor", CURSOR, "query", "`next` of the previous page; replaces `start` and `end`"
+        ),
+        parameter(
+            "presign",
+            DURATION,
+            "query",
+            "Add URLs that work for this long, such as 1h; the limit is 1h",
+        ),
     ]
-    entry = _object(
+    entry = record(
         topic=TOPIC,
         partition=OFFSET,
         base=OFFSET,
@@ -189,15 +148,17 @@ def _journals() -> Json:
         values={"type": "array", "items": _updated_value()},
         url={"type": ["string", "null"]},
     )
-    page = _object(
+    page = record(
         topic=TOPIC,
         next={"type": ["string", "null"]},
         journals={"type": "array", "items": entry},
     )
-    answer = json_answer("A `Link` header leads to the next page, if there is one", page)
+    answer = json_answer(
+        "A page. `next` is the cursor of the next page, or null after the last", page
+    )
     answer["headers"] = {"Link": {"schema": {"type": "string"}}}
     answers = {"200": answer, **named("404", "410", "503")}
-    what = "The objects that hold the events of a range of times, for other readers"
+    what = "The objects that hold the events of a time range, for readers without Tidelog"
     return operation("journals", what, answers, parameters)
 
 
@@ -215,10 +176,6 @@ _ID = (
 def _id() -> Json:
     schema = {"type": "string", "minLength": 1, "maxLength": ID_BYTES_MAX}
     return parameter("id", schema, "path", _ID)
-
-
-def _object(**properties: Json) -> Json:
-    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def description(options: ServeOptions) -> Json:
@@ -241,7 +198,7 @@ def description(options: ServeOptions) -> Json:
             "/track.gif": {"get": _track(False, options)},
             "/track/{topic}.gif": {"get": _track(True, options)},
             "/sql": {"post": _sql()},
-            "/metrics": {"get": _plain("metrics", "Counts, for Prometheus", "text/plain", True)},
+            "/metrics": {"get": _plain("metrics", "Metrics for Prometheus", "text/plain", True)},
             "/healthz": {"get": _plain("health", "Whether the process answers")},
             "/readyz": {"get": _ready()},
             "/openapi.json": {"get": _plain("openapi", "This description")},
@@ -258,7 +215,11 @@ def description(options: ServeOptions) -> Json:
 def _topics() -> Json:
     listed = {"type": "array", "items": ref("Topic")}
     shown = {"type": "object", "properties": {"topics": listed}, "required": ["topics"]}
-    return operation("topics", "All topics", {"200": json_answer("The topics", shown)})
+    return operation(
+        "topics",
+        "All topics",
+        {"200": json_answer("The topics", shown, {"topics": [_TOPIC_EXAMPLE]})},
+    )
 
 
 def _topic() -> Json:
@@ -273,39 +234,52 @@ def _topic() -> Json:
         "required": ["per_partition"],
     }
     shown = {"allOf": [ref("Topic"), rows]}
-    answers = {"200": json_answer("The topic", shown), **named("404")}
-    return operation("topic", "One topic, and where its partitions end", answers, [path_topic()])
+    example = _TOPIC_EXAMPLE | {"per_partition": [{"partition": 0, "start": 0, "next": 3}]}
+    answers = {"200": json_answer("The topic", shown, example), **named("404")}
+    return operation(
+        "topic", "A topic, with start and end of its partitions", answers, [path_topic()]
+    )
 
 
 def _consumers() -> Json:
-    partition = _object(
+    partition = record(
         partition=PARTITION,
         cursor={**OFFSET, "type": ["integer", "null"], "description": "null: nothing read yet"},
         end=OFFSET,
         lag=OFFSET,
         owner={"type": ["string", "null"], "description": "The id of a member"},
     )
-    consumer = _object(
+    consumer = record(
         name={"type": "string"},
         lag=OFFSET,
         partitions={"type": "array", "items": partition},
     )
-    shown = _object(topic=TOPIC, consumers={"type": "array", "items": consumer})
-    answers = {"200": json_answer("Its consumers, by name", shown), **named("404", "503")}
-    what = "The consumers of a topic, and how far each is behind"
+    shown = record(topic=TOPIC, consumers={"type": "array", "items": consumer})
+    read = {"partition": 0, "cursor": 2, "end": 8, "lag": 6, "owner": None}
+    example = {
+        "topic": "orders",
+        "consumers": [{"name": "billing", "lag": 6, "partitions": [read]}],
+    }
+    answer = json_answer("Its consumers, by name", shown, example)
+    answers = {"200": answer, **named("404", "503")}
+    what = "The consumers of a topic, with their lag"
     return operation("consumers", what, answers, [path_topic()])
 
 
 def _append(options: ServeOptions) -> Json:
     headers = [
-        header("Idempotency-Key", "A repeat with the same key gets the first positions", 255),
+        header(
+            "Idempotency-Key",
+            "A repeat with the same key and events stores nothing and returns the first positions",
+            255,
+        ),
         parameter(
             "Tidelog-If-Absent",
             {"enum": ["true"]},
             "header",
-            "Refuse events whose ids are there already; all must have one",
+            "Refuse events whose ids exist; every event must have an id",
         ),
-        header("Tidelog-Key", "The key of an event given as bytes"),
+        header("Tidelog-Key", "The key of an event whose value is the body"),
         header("Tidelog-Id", "Its id"),
         header("Tidelog-Time", "Its time: ISO 8601, or milliseconds since 1970"),
         header("Tidelog-Type", "Its type"),
@@ -327,36 +301,40 @@ def _append(options: ServeOptions) -> Json:
     one_or_many = {"anyOf": [ref("Event"), {"type": "array", "items": ref("Event"), "minItems": 1}]}
     body = {
         "required": True,
-        "description": f"At most {options.body_bytes_max} bytes.",
+        "description": "One event or a list of events as JSON, one event on each line as NDJSON, "
+        "or bytes, which become the value of one event. Only `value` is required. It is text, "
+        'any other JSON, {"base64": …} or null. '
+        f"The limit is {size_words(options.body_bytes_max)}.",
         "content": {
-            "application/json": {"schema": one_or_many},
+            "application/json": {"schema": one_or_many, "example": _SENT_EXAMPLE},
             "application/x-ndjson": {"schema": {"type": "string"}},
             "application/octet-stream": {"schema": {"type": "string"}},
             "text/plain": {"schema": {"type": "string"}},
         },
     }
-    answers = {"201": json_answer("All events are durable", stored)}
+    example = {"topic": "orders", "positions": [{"partition": 0, "offset": 2}]}
+    answers = {"201": json_answer("All events are durable", stored, example)}
     answers |= named("404", "409", "413", "415", "503", "504")
-    found = operation("append", "Append events", answers, [path_topic(), *headers])
+    found = operation("append", "Append events", answers, [path_topic(), *headers], "append")
     return found | {"requestBody": body}
 
 
 def _events() -> Json:
     parameters = [
         path_topic(),
-        parameter("partition", PARTITION, "path", "A partition"),
+        parameter("partition", PARTITION, "path", "The partition"),
         parameter(
             "offset",
             {"anyOf": [OFFSET, {"enum": ["earliest", "latest"]}], "default": "earliest"},
             "query",
-            "Where to begin",
+            "The first offset, `earliest` or `latest`",
         ),
-        parameter("limit", LIMIT, "query", "How many events at most"),
+        parameter("limit", LIMIT, "query", "The number of events of a page"),
         parameter(
             "wait",
             {"type": "number", "minimum": 0, "maximum": limits.WAIT_S_MAX, "default": 0},
             "query",
-            "How many seconds to wait for the first one",
+            "Seconds to wait if there is no event yet",
         ),
     ]
     page = {
@@ -371,24 +349,28 @@ def _events() -> Json:
         },
         "required": ["topic", "partition", "start", "end", "next", "events"],
     }
-    answer = json_answer("A page; its `Link` header leads to the next one", page)
+    example: Json = {"topic": "orders", "partition": 0, "start": 0, "end": 3, "next": 3}
+    example |= {"events": [_EVENT]}
+    answer = json_answer("A page. `next` is the offset of the next page", page, example)
     answer["content"]["application/x-ndjson"] = {"schema": {"type": "string"}}
     answer["headers"] = {
         "Link": {"schema": {"type": "string"}, "required": True},
         "Tidelog-Next-Offset": {"schema": OFFSET, "required": True},
     }
     answers = {"200": answer, **named("404", "410", "503")}
-    return operation("events", "Events of a partition, from an offset on", answers, parameters)
+    return operation("events", "Events of a partition, from an offset", answers, parameters)
 
 
 def _range() -> Json:
-    when = "ISO 8601, or back from now (-15m)"
+    when = "ISO 8601, or relative to now (-15m)"
     parameters = [
         path_topic(),
-        parameter("start", WHEN, "query", f"{when}; default 15 minutes before end"),
-        parameter("end", WHEN, "query", f"Exclusive; {when}; default now"),
-        parameter("limit", LIMIT, "query", "How many events at most"),
-        parameter("cursor", CURSOR, "query", "Of the page before, instead of both"),
+        parameter("start", WHEN, "query", f"{when}; default: 15 minutes before `end`"),
+        parameter("end", WHEN, "query", f"Exclusive; {when}; default: now"),
+        parameter("limit", LIMIT, "query", "The number of events of a page"),
+        parameter(
+            "cursor", CURSOR, "query", "`next` of the previous page; replaces `start` and `end`"
+        ),
     ]
     page = {
         "type": "object",
@@ -401,30 +383,36 @@ def _range() -> Json:
         },
         "required": ["topic", "start", "end", "next", "events"],
     }
-    answer = json_answer("By time; a `Link` header leads to the next page, if there is one", page)
+    example: Json = {"topic": "orders", "start": "2026-11-15T09:45:00.000Z", "end": _AT}
+    example |= {"next": None, "events": [_EVENT]}
+    said = "A page, by time. `next` is the cursor of the next page, or null after the last"
+    answer = json_answer(said, page, example)
     answer["content"]["application/x-ndjson"] = {"schema": {"type": "string"}}
     answer["headers"] = {"Link": {"schema": {"type": "string"}}}
     answers = {"200": answer, **named("404", "410", "503")}
-    return operation("range", "Events of a range of times, by time", answers, parameters)
+    return operation("range", "Events of a time range, by time", answers, parameters)
 
 
 def _tail() -> Json:
     parameters = [
         path_topic(),
-        parameter("partition", PARTITION, "query", "Only this one"),
+        parameter("partition", PARTITION, "query", "Only this partition; default: all"),
         parameter(
             "from",
             {"anyOf": [OFFSET, {"enum": ["earliest", "latest"]}], "default": "latest"},
             "query",
-            "Where to begin, in each partition",
+            "`earliest`, `latest`, or an offset of each partition",
         ),
         token(),
-        header("Last-Event-ID", "The id of the last event seen; the tail continues after it"),
+        header("Last-Event-ID", "The `id:` of the last message; the tail continues after it"),
     ]
     content = {"text/event-stream": {"schema": {"type": "string"}}}
-    stream = {"description": "Each event as JSON, as it comes", "content": content}
+    stream = {
+        "description": "A message for each event, as JSON, when it is appended",
+        "content": content,
+    }
     answers = {"200": stream, **named("404", "410", "503")}
-    return operation("tail", "Events as they come, as server-sent events", answers, parameters)
+    return operation("tail", "New events, as server-sent events", answers, parameters)
 
 
 def _track(in_path: bool, options: ServeOptions) -> Json:
@@ -437,23 +425,24 @@ def _track(in_path: bool, options: ServeOptions) -> Json:
         parameter("id", {"type": "string", "minLength": 1}, "query", "The event's id"),
         parameter("key", {"type": "string"}, "query", "Its key"),
         parameter("t", {"anyOf": [TIME, MILLISECONDS]}, "query", "Its time"),
-        parameter("ack", {"enum": ["0", "1"]}, "query", "0: answer before it is durable"),
+        parameter("ack", {"enum": ["0", "1"]}, "query", "0: respond before the event is durable"),
         token(),
     ]
     gif = {"image/gif": {"schema": {"type": "string", "contentMediaType": "image/gif"}}}
     answer = {
-        "description": "An image of one pixel; all other parameters are in the event",
+        "description": "An image of one pixel. The event's value is JSON with all other parameters",
         "content": gif,
         "headers": {"Tidelog-Position": {"schema": {"type": "string"}}},
     }
     name = "track_topic" if in_path else "track"
     answers = {"200": answer, **named("404", "413", "503", "504")}
-    return operation(name, "Turn this request into an event", answers, parameters)
+    what = "A tracking pixel: append this request as an event"
+    return operation(name, what, answers, parameters, "pixel")
 
 
 def _sql() -> Json:
-    column = _object(name={"type": "string"}, type={"type": "string"})
-    shown = _object(
+    column = record(name={"type": "string"}, type={"type": "string"})
+    shown = record(
         columns={"type": "array", "items": column},
         is_whole={"type": "boolean", "description": "false: a limit was reached"},
         rows={"type": "array", "items": {"type": "object"}, "maxItems": limits.PAGE_EVENTS_MAX},
@@ -468,9 +457,13 @@ def _sql() -> Json:
         "required": ["query"],
         "additionalProperties": False,
     }
-    answers = {"200": json_answer("The rows", shown), **named("404", "413", "415", "503")}
-    what = f"Query the topics that the token may read, in at most {limits.SQL_S:g} s"
-    body = {"required": True, "content": {"application/json": {"schema": asked}}}
+    example = {"columns": [{"name": "n", "type": "int64"}], "is_whole": True, "rows": [{"n": 3}]}
+    answer = json_answer("The rows", shown, example)
+    answers = {"200": answer, **named("404", "413", "415", "503")}
+    what = f"Query the topics that the token may read; the limit is {limits.SQL_S:g} s"
+    sent = {"schema": asked, "example": {"query": "select count(*) as n from orders"}}
+    said = "`values` are for the `?` or `$name` of the query"
+    body = {"required": True, "description": said, "content": {"application/json": sent}}
     return operation("sql", what, answers) | {"requestBody": body}
 
 
@@ -496,20 +489,20 @@ def _plain(name: str, what: str, media: str = "application/json", secured: bool 
 def _errors() -> Json:
     told = {
         "400": "The request is wrong",
-        "401": "No token, or none that is known",
-        "403": "The token may not do this, or the request comes from a web page",
-        "404": "There is no such topic, offset or id",
-        "409": "The Idempotency-Key was used for other events, or ids are there already",
+        "401": "The token is missing, unknown or expired",
+        "403": "The token lacks the scope, or a page of another site sent the request",
+        "404": "The topic, partition, offset or id does not exist",
+        "409": "The Idempotency-Key was used for other events, or an id exists",
         "410": "The offset was trimmed",
         "413": "The body or an event is too large",
-        "415": "A body of this type is not read here",
+        "415": "The content-type is not one of those above",
         "429": "Too many requests; Retry-After says how long to wait",
         "431": "The URL or the headers are too large",
-        "500": "Something is wrong on the server",
-        "503": "The home is out of reach, or the server is full: nothing was stored; Retry-After "
+        "500": "The server failed; its standard error has the details",
+        "503": "The home is out of reach, or the server is full. Nothing was changed; Retry-After "
         "says how long to wait",
-        "504": "All or a part of the events may be stored: the context's `positions` shows which "
-        "are, `unknown` the indexes of those that may be",
+        "504": "The change may have been made. For an append, `positions` of the context shows "
+        "what is stored, and `unknown` the indexes of events that may be",
     }
     return {status: json_answer(what, ref("Error")) for status, what in told.items()}
 

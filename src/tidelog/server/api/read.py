@@ -387,7 +387,7 @@ def partition_of(topic: Topic, text: str) -> int:
     partition = _whole("partition", text, 0, model_limits.PARTITIONS_MAX - 1)
     if partition >= topic.partitions:
         raise NotFoundError(
-            f"topic `{topic.name}`: has no partition {partition}: give 0 to {topic.partitions - 1}"
+            f"topic `{topic.name}`: has no partition {partition}: {topic.partitions_hint()}"
         )
     return partition
 

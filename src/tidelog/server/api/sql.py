@@ -28,11 +28,19 @@ from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import BusyError, DisconnectedError, MediaTypeError, encode
 from tidelog.server.http.limits import ServerThreads
-from tidelog.server.http.request import Bodies, check_parameters, headers_of, inflate, is_encoded
+from tidelog.server.http.request import (
+    Bodies,
+    check_parameters,
+    content_type,
+    headers_of,
+    inflate,
+    is_encoded,
+)
 
 __all__ = ["QueryEnd", "SqlHandlers", "SqlRunner", "end_with_client"]
 
 T = TypeVar("T")
+_SMALL = 4_096  # bytes of a body that the loop itself parses
 _LIMITS = SqlLimits(seconds=limits.SQL_S, rows=limits.PAGE_EVENTS_MAX)
 
 
@@ -162,7 +170,7 @@ class SqlHandlers:
         check_parameters(request, ())
         admission: Admission = request.scope[ADMISSION]
         headers = headers_of(request.scope["headers"])
-        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        kind = content_type(headers)
         if kind != b"application/json":
             raise MediaTypeError(
                 'body: is not JSON: send {"query": "select …"} as application/json'
@@ -172,7 +180,7 @@ class SqlHandlers:
             if is_encoded(headers):
                 body = await self._threads.run(inflate, headers, body, limits.SQL_BODY_BYTES_MAX)
         self._check(admission)  # the body may have taken long
-        asked = _asked(body)
+        asked = _asked(body) if len(body) <= _SMALL else await self._threads.run(_asked, body)
         end = QueryEnd()
         work = self._threads.run(
             self._runner.run, asked.query, admission.token, admission.client, end, asked.values

@@ -10,13 +10,15 @@ expires, with an event named ``error``; and when the server stops.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import re
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Send
 
 from tidelog.context import Context
 from tidelog.errors import InvalidError, TidelogError
@@ -58,7 +60,7 @@ class Tails(EventHandlers):
         cursors = await self._threads.run(
             _begin, self._home.context, topic, partitions, offset_of(start), resumed
         )
-        return StreamingResponse(
+        return _StreamResponse(
             self._frames(topic, cursors, request.scope[ADMISSION]),
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
             media_type="text/event-stream",
@@ -108,6 +110,17 @@ class Tails(EventHandlers):
             if not changed:
                 going = await waiter.wait(_CHECK_S)
                 look = waiter.was_woken
+
+
+class _StreamResponse(StreamingResponse):
+    """A stream that frees its place among the tails at once, however it ends.
+
+    Otherwise, Python closes an abandoned generator only when it collects garbage.
+    """
+
+    async def stream_response(self, send: Send) -> None:
+        async with contextlib.aclosing(cast("AsyncGenerator[bytes]", self.body_iterator)):
+            await super().stream_response(send)
 
 
 class _SharedReads:
@@ -202,7 +215,9 @@ def parse_cursors(text: str, partitions: list[int]) -> dict[int, int]:
     if not text:
         return {}
     if not _CURSORS.fullmatch(text):
-        raise InvalidError(f"header Last-Event-ID `{text[:80]}`: give the id of an event")
+        raise InvalidError(
+            f"header Last-Event-ID `{text[:80]}`: send the `id:` of the last message, such as 0:17"
+        )
     pairs = (pair.split(":") for pair in text.split(","))
     given = {int(partition): int(offset) for partition, offset in pairs}
     return {partition: given[partition] for partition in partitions if partition in given}

@@ -23,7 +23,7 @@ from tidelog.public import BackfillOptions, CycleReport, RedoOptions
 from tidelog.server.console.archives import PARSERS, Pipelines
 from tidelog.server.console.format import counted, size, url
 from tidelog.server.console.jobs import WHOLE, Job, JobRunner, Work, check_incarnation
-from tidelog.server.console.session import Answer, Redirect, Shown, Visit
+from tidelog.server.console.session import Answer, Redirect, ShownPage, Visit
 
 __all__ = ["ActionPages"]
 
@@ -89,7 +89,7 @@ class ActionPages:
         if not visit.form.get("sure"):
             values = {"archive": archive.info, "preview": preview, "do": action}
             values["can_stop"] = action not in WHOLE
-            return Shown("act.html", values)
+            return ShownPage("act.html", values)
         args = {
             "archive": archive.name,
             "incarnation": archive.info.incarnation,
@@ -426,8 +426,7 @@ def _backfill(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     done = archive.backfill(start=start, **how)
     return (
         f"generation {done.generation} has {done.events:,} more events in "
-        f"{counted(done.files, 'file')}: "
-        "promote it when it is complete"
+        f"{counted(done.files, 'file')}: promote it on the page of the archive"
     )
 
 
@@ -443,7 +442,7 @@ def _redo(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     )
     return (
         f"generation {done.generation} has {counted(done.events, 'event')}, copied or written "
-        "again: promote it when it is complete"
+        "again: promote it on the page of the archive"
     )
 
 

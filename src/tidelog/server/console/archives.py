@@ -23,7 +23,7 @@ from tidelog.home import Home
 from tidelog.model.archive import Archive
 from tidelog.public import PumpStatus, TableStatus
 from tidelog.server.console.format import bar_chart
-from tidelog.server.console.session import Answer, Shown, Visit
+from tidelog.server.console.session import Answer, ShownPage, Visit
 from tidelog.server.http.errors import shape
 
 __all__ = ["PARSERS", "ArchivePages", "Pipelines", "PipelinesSeen"]
@@ -161,7 +161,7 @@ class ArchivePages:
 
     def archives(self, visit: Visit) -> Answer:
         """``GET /console/archives``"""
-        return Shown("archives.html", {"seen": self._pipelines.look()})
+        return ShownPage("archives.html", {"seen": self._pipelines.look()})
 
     def archive(self, visit: Visit) -> Answer:
         """``GET /console/archives/{name}``"""
@@ -183,14 +183,14 @@ class ArchivePages:
             else (),
             "parsers": PARSERS,
         }
-        return Shown("archive.html", values)
+        return ShownPage("archive.html", values)
 
     def pump(self, visit: Visit) -> Answer:
         """``GET /console/pumps/{name}``"""
         pump = self._home.pumps.get(visit.path["name"])
         known = [each for each in self._pipelines.look().pumps if each.named == pump.info]
         seen = known[0] if known else pump.status()
-        return Shown("pump.html", {"named": pump.info, "seen": seen})
+        return ShownPage("pump.html", {"named": pump.info, "seen": seen})
 
     def files(self, visit: Visit) -> Answer:
         """``GET /console/archives/{name}/files``"""
@@ -206,7 +206,7 @@ class ArchivePages:
             "path": [(part, "/".join(parts[: at + 1])) for at, part in enumerate(parts)],
             "prefix": page.prefix,
         }
-        return Shown("files.html", values)
+        return ShownPage("files.html", values)
 
     def dead(self, visit: Visit) -> Answer:
         """``GET /console/archives/{name}/dead``"""
@@ -237,7 +237,7 @@ class ArchivePages:
             "parsers": PARSERS,
             "parser": archive.format_of().parser,
         }
-        return Shown("dead.html", values)
+        return ShownPage("dead.html", values)
 
     def _seen(self, archive: ArchiveHandle) -> ArchiveSeen:
         """Returns the last state of an archive; reads it now if it is new or was changed."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidelog.api.browse import LookBack
 from tidelog.api.sql_process import SqlLimits
 from tidelog.codec.event_json import event_lines
 from tidelog.errors import InvalidError, NotFoundError
@@ -31,8 +32,9 @@ from tidelog.playback.search import (
 )
 from tidelog.server.api.read import partition_of
 from tidelog.server.api.sql import SqlRunner
+from tidelog.server.api.tail import parse_cursors
 from tidelog.server.console.format import Bytes, url
-from tidelog.server.console.session import Answer, Data, Shown, Visit
+from tidelog.server.console.session import Answer, Data, ShownPage, Visit
 from tidelog.server.http import limits
 from tidelog.server.http.errors import BusyError, status_of
 from tidelog.server.http.metrics import Metrics
@@ -110,7 +112,7 @@ class EventPages:
             "limits": _LIMITS,
             "ways": _WAYS,
         }
-        return Shown("events.html", values, 400 if trouble else 200)
+        return ShownPage("events.html", values, 400 if trouble else 200)
 
     def event(self, visit: Visit) -> Answer:
         """``GET /console/topics/{topic}/events/{partition}/{offset}``"""
@@ -138,7 +140,7 @@ class EventPages:
             "after": f"{where}/{offset + 1}" if offset + 1 < end else "",
             "line": event_lines([event]).decode() if len(event.value or b"") <= 65_536 else "",
         }
-        return Shown("event.html", values)
+        return ShownPage("event.html", values)
 
     def value(self, visit: Visit) -> Answer:
         """``GET /console/topics/{topic}/events/{partition}/{offset}/value``"""
@@ -191,12 +193,21 @@ class EventPages:
         return result
 
     def _newest(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
-        """Returns the newest events of all partitions, newest first."""
+        """Returns the newest events of all partitions, or those below offsets, newest first."""
         most = asked.limit if asked.sought.is_all else _NEWEST_LOOKED
-        looked = self._home.peek(topic.name, most)[::-1]
-        events = asked.sought.keep(looked)
-        found = SearchResult(events[: asked.limit], looked=len(looked))
-        return _Result(found, "the newest of all partitions, newest first")
+        text = visit.query.get("before", "")
+        look = LookBack(self._home, topic.name, _offsets(text, topic))
+        events, looked = look.page(asked.sought, asked.limit, most)
+        which = "older events" if text else "the newest"
+        found = SearchResult(events, looked=looked)
+        result = _Result(found, f"{which} of all partitions, newest first")
+        if look.has_more:
+            ends = ",".join(f"{partition}:{end}" for partition, end in look.ends.items())
+            result.after = {**_query(asked), "before": ends}
+            result.more = not asked.sought.is_all and len(events) < asked.limit
+        if text:
+            result.before = _query(asked)
+        return result
 
     def _by_offset(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
         first, end = self._ends(topic, asked.partition)
@@ -276,6 +287,14 @@ def _asked(topic: Topic, visit: Visit) -> _SearchForm:
     elif key is not None:
         partition = partition_for(key, topic.partitions)
     return _SearchForm(by, partition, max(1, limit), sought, fields)
+
+
+def _offsets(text: str, topic: Topic) -> dict[int, int]:
+    """Returns the offset of each partition that an address names as ``0:17,1:20``."""
+    try:
+        return parse_cursors(text, list(range(topic.partitions)))
+    except InvalidError as exc:
+        raise InvalidError("before: is not a place in this topic: begin with the newest") from exc
 
 
 def _text(key: bytes | None) -> str:
@@ -360,7 +379,7 @@ class SqlPages:
             "is_whole": True,
             "trouble": "",
         }
-        return Shown("sql.html", {**values, **more}, status)
+        return ShownPage("sql.html", {**values, **more}, status)
 
 
 def _quoted(name: str) -> str:

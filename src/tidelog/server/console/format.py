@@ -22,6 +22,8 @@ from markupsafe import Markup, escape
 
 from tidelog.model.decoding import is_deep_json
 from tidelog.model.event import to_iso
+from tidelog.model.times import rough_text
+from tidelog.process import describe_process
 
 __all__ = [
     "PREVIEW_MAX",
@@ -96,9 +98,7 @@ def json_markup(text: str) -> Markup:
 
 def process(mark: str) -> str:
     """Returns the host and process of a member's mark: `vm/…|31864|…` is `vm, process 31864`."""
-    where, _, rest = mark.partition("|")
-    number = rest.partition("|")[0]
-    return f"{where.partition('/')[0]}, process {number}" if number else where
+    return describe_process(mark)
 
 
 def one_line(data: bytes | str | None, most: int = PREVIEW_MAX) -> str:
@@ -226,11 +226,7 @@ def duration(milliseconds: float | None) -> str:
     """Returns a duration as people say it: 3 s, 5 min, 2 h, 4 d."""
     if milliseconds is None:
         return "—"
-    seconds = max(0.0, milliseconds / 1000)
-    for unit, length, until in (("s", 1, 90), ("min", 60, 5_400), ("h", 3_600, 172_800)):
-        if seconds < until:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} d"
+    return rough_text(milliseconds / 1000)
 
 
 def ago(then_ms: int | None, now_ms: int) -> str:

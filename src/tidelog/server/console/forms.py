@@ -30,7 +30,7 @@ from tidelog.model.topic import Topic, check_topic_name, partition_for
 from tidelog.server.console.events import EventPages
 from tidelog.server.console.format import Bytes, one_line, url
 from tidelog.server.console.sampler import Sampler
-from tidelog.server.console.session import Answer, Redirect, Shown, Visit
+from tidelog.server.console.session import Answer, Redirect, ShownPage, Visit
 from tidelog.server.http.errors import status_of
 
 __all__ = ["FormPages"]
@@ -167,7 +167,7 @@ class FormPages:
             "once": self._home.context.ids.new() if event else "",
             "value_max": VALUE_MAX,
         }
-        return Shown("produce.html", values, status)
+        return ShownPage("produce.html", values, status)
 
     # Correct an event.
 
@@ -236,7 +236,7 @@ class FormPages:
             "why_max": WHY_MAX,
             "is_large": len(event.value or b"") > VALUE_MAX,
         }
-        return Shown("correct.html", values, status)
+        return ShownPage("correct.html", values, status)
 
 
 def read_value(kind: str, text: str) -> bytes | None:
@@ -262,7 +262,7 @@ def read_value(kind: str, text: str) -> bytes | None:
 
 def _show_topic_form(form: Fields, status: int = 0) -> Answer:
     values = {"form": form, "partitions_max": limits.PARTITIONS_MAX}
-    return Shown("create_topic.html", values, status or (400 if form.errors else 200))
+    return ShownPage("create_topic.html", values, status or (400 if form.errors else 200))
 
 
 def _partitions(text: str) -> int:

@@ -25,10 +25,11 @@ from tidelog.errors import (
     NotFoundError,
     TidelogError,
     UnavailableError,
+    contained,
 )
 from tidelog.home import Home
 from tidelog.server.console.format import url
-from tidelog.server.console.session import Answer, Redirect, Shown, Visit
+from tidelog.server.console.session import Answer, Redirect, ShownPage, Visit
 from tidelog.server.http.errors import BusyError, shape
 
 __all__ = ["WHOLE", "Job", "JobPages", "JobRunner", "Work", "check_incarnation"]
@@ -99,8 +100,9 @@ Resume = Callable[[Mapping[str, str], str], Work]
 class JobRunner:
     """Runs jobs of this server, and resumes those of servers that ended."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, report: Callable[[TidelogError], object]) -> None:
         self._context = context
+        self._report = report  # of what no job can tell
         self._owner = context.ids.new()
         self._kinds: dict[str, Resume] = {}
         self._jobs: list[Job] = []
@@ -196,7 +198,15 @@ class JobRunner:
         job.thread = threading.Thread(
             target=self._run, args=(job, work), name="tidelog-job", daemon=True
         )
-        job.thread.start()
+        try:
+            job.thread.start()
+        except RuntimeError as exc:  # the system has no more threads
+            with self._lock:
+                self._jobs = [each for each in self._jobs if each is not job]
+            self._save([job], release=True)
+            raise BusyError(
+                f"job `{job.id}`: no thread could be started: it begins later, once one can"
+            ) from exc
         self._wake.set()
 
     def _run(self, job: Job, work: Work) -> None:
@@ -226,8 +236,10 @@ class JobRunner:
             running = [job for job in self.own() if job.state == "running" or not job.is_saved]
             for job in running:
                 job.beat += 1
-            self._save(running)
-            self._resume_orphans()
+            with contained("jobs", self._report):
+                self._save(running)
+            with contained("jobs", self._report):
+                self._resume_orphans()
             self._wake.wait(_BUSY_S if running else _IDLE_S)
             self._wake.clear()
 
@@ -353,7 +365,7 @@ class JobPages:
 
     def jobs(self, visit: Visit) -> Answer:
         """``GET /console/jobs``"""
-        return Shown("jobs.html", {"jobs": self._jobs.all()})
+        return ShownPage("jobs.html", {"jobs": self._jobs.all()})
 
     def stop(self, visit: Visit) -> Answer:
         """``POST /console/jobs/stop``"""

@@ -21,7 +21,7 @@ from tidelog.playback.search import SearchQuery, pending_amendments, search_part
 from tidelog.server.console.format import url
 from tidelog.server.console.jobs import Job, JobRunner, Work, check_incarnation
 from tidelog.server.console.sampler import Sampler, TopicSample
-from tidelog.server.console.session import Answer, Data, Redirect, Shown, Visit
+from tidelog.server.console.session import Answer, Data, Redirect, ShownPage, Visit
 from tidelog.server.console.topics import part_of
 
 __all__ = ["ErasureResult", "JournalPages"]
@@ -86,7 +86,7 @@ class JournalPages:
             for each in part.rows
         ]
         values = {"part": part, "rows": rows, "q": visit.text("q"), "snapshot": snapshot}
-        return Shown("journals.html", values)
+        return ShownPage("journals.html", values)
 
     def journal(self, visit: Visit) -> Answer:
         """``GET /console/topics/{topic}/journals``"""
@@ -103,7 +103,7 @@ class JournalPages:
             "ids": id_line(visit.exact("id")),
             "key": id_line(visit.exact("key")),
         }
-        return Shown("journal.html", values)
+        return ShownPage("journal.html", values)
 
     def erase(self, visit: Visit) -> Answer:
         """``POST /console/topics/{topic}/erase``: first what would be done; ``sure`` does it"""
@@ -111,7 +111,7 @@ class JournalPages:
         asked = _asked(visit)
         if not visit.form.get("sure"):
             values = {"topic": topic, "asked": asked, "again": _again(asked)}
-            return Shown("erase.html", {**values, **self._told(topic, asked)})
+            return ShownPage("erase.html", {**values, **self._told(topic, asked)})
         work = functools.partial(self._erase, topic, asked, visit.session.who or None)
         what = f"erasure from {topic.name}"
         return self._begin("erasure", what, topic, visit, work)
@@ -137,7 +137,7 @@ class JournalPages:
             return Data(proven.proof.as_json(), "application/json", headers)
         again = _again(proven.asked) if proven else {"ids": "", "key": ""}
         values = {"job": job, "topic": job.args.get("topic", ""), "proven": proven, "again": again}
-        return Shown("proof.html", {**values, "figures": job.figures})
+        return ShownPage("proof.html", {**values, "figures": job.figures})
 
     def _begin(self, kind: str, what: str, topic: Topic, visit: Visit, work: Work) -> Answer:
         args = {"topic": topic.name, "incarnation": topic.incarnation}

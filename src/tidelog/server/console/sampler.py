@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from tidelog.errors import NotFoundError, TidelogError
+from tidelog.errors import NotFoundError, TidelogError, unexpected
 from tidelog.home import Home
 from tidelog.log.status import (
     LeaseState,
@@ -235,11 +235,10 @@ class Sampler:
                 taken = self._take()
                 self._snapshot = replace(taken, took_s=self._now_s() - began_s)
                 self.trouble = None
-            except TidelogError as exc:  # what is known stays so, and pages tell how old it is
-                self.trouble = exc
-            except RuntimeError:
+            except Exception as exc:  # noqa: BLE001 - a failure must not end the thread
                 if not self._stop.is_set():  # else the pool is closed
-                    raise
+                    # What is known stays so, and pages tell how old it is.
+                    self.trouble = unexpected("console", exc)
             self._sampled_s = self._now_s()
 
     def _take(self) -> Snapshot:

@@ -30,7 +30,7 @@ from tidelog.server.api.sql import QueryEnd
 from tidelog.server.http.auth import HOME, Admission, Gate
 from tidelog.server.http.errors import ForbiddenError, MediaTypeError, TooManyError
 from tidelog.server.http.limits import ServerThreads
-from tidelog.server.http.request import Bodies
+from tidelog.server.http.request import Bodies, content_type
 from tidelog.server.options import ServeOptions
 
 __all__ = [
@@ -43,7 +43,7 @@ __all__ = [
     "Redirect",
     "Session",
     "Sessions",
-    "Shown",
+    "ShownPage",
     "TokenPages",
     "Visit",
     "cookie_of",
@@ -188,7 +188,7 @@ class Sessions:
     def check_form(self, headers: Headers) -> None:
         """Refuses what no page of ours sends. Raises ``ForbiddenError`` or ``MediaTypeError``."""
         self._check_origin(headers)
-        if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != _FORM_TYPE:
+        if content_type(headers) != _FORM_TYPE:
             raise MediaTypeError(f"form: is no {_FORM_TYPE.decode()}: send it from its page")
 
     async def form(self, scope: AsgiScope, receive: Receive, headers: Headers) -> dict[str, str]:
@@ -291,7 +291,7 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownPage:
     """A page: a template and what it shows."""
 
     template: str
@@ -317,7 +317,7 @@ class Data:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Answer = Shown | Redirect | Data
+Answer = ShownPage | Redirect | Data
 Handler = Callable[[Visit], Answer]
 
 
@@ -357,7 +357,7 @@ class TokenPages:
             "is_own": own is not None and own.id == token_id,
             "is_last": len(tokens) == 1,
         }
-        return Shown("revoke.html", values)
+        return ShownPage("revoke.html", values)
 
     def _show(self, visit: Visit, **more: object) -> Answer:
         values = {
@@ -370,4 +370,4 @@ class TokenPages:
             "made": None,
             "revoked": None,
         }
-        return Shown("tokens.html", {**values, **more})
+        return ShownPage("tokens.html", {**values, **more})

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from tidelog.errors import InternalError, NotFoundError, TidelogError, contained
 from tidelog.home import Home
 from tidelog.model.token import Scope as Right
 from tidelog.server.api.openapi import description
+from tidelog.server.api.openapi_parts import COMMON_ERRORS, limits_text
 from tidelog.server.api.sql import SqlRunner, end_with_client
 from tidelog.server.api.tail import Tails
 from tidelog.server.console import format as showing
@@ -47,7 +49,7 @@ from tidelog.server.console.session import (
     Redirect,
     Session,
     Sessions,
-    Shown,
+    ShownPage,
     TokenPages,
     Visit,
     cookie_of,
@@ -119,6 +121,11 @@ class Templates:
     def _static(self, name: str) -> str:
         """Returns the address of a file, which changes with its contents."""
         return f"/console/static/{name}?v={self.file(name).mark}"
+
+
+def _example(value: object) -> str:
+    """Returns an example of the API as a person would type it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +230,7 @@ class Console:
         self._pages = Templates()
         self._sampler = Sampler(home)
         self._pipelines = Pipelines(home, lambda: self._sampler.is_busy)
-        self._jobs = JobRunner(home.context)
+        self._jobs = JobRunner(home.context, self._error_log.add)
         self._tails: Tails | None = None
         topics = TopicPages(home, self._sampler, self._pipelines, self._jobs, metrics)
         events = EventPages(home, metrics)
@@ -263,6 +270,9 @@ class Console:
             "now_ms": 0,
             "here": "/docs",
             "api": description(self._options),
+            "common": COMMON_ERRORS,
+            "example": _example,
+            "limits_text": limits_text,
         }
         return self._pages.render("docs.html", values)
 
@@ -432,20 +442,20 @@ class Console:
         if status_of(error) >= 500:
             self._error_log.add(error, scope[REQUEST_ID].decode())
 
-    def _failed(self, error: TidelogError, scope: Scope) -> Shown:
+    def _failed(self, error: TidelogError, scope: Scope) -> ShownPage:
         """Returns an error as a page, or the form that asks for a token."""
         self._note(error, scope)
         status = status_of(error)
         if isinstance(error, UnauthorizedError):
             tried = scope["method"] == "POST" and scope["path"] == "/console/login"
-            return Shown("login.html", {"tried": tried}, status, {"www-authenticate": "Bearer"})
+            return ShownPage("login.html", {"tried": tried}, status, {"www-authenticate": "Bearer"})
         headers = {}
         if "allow" in error.context:
             headers["allow"] = str(error.context["allow"])
         if status in (429, 503):
             headers["retry-after"] = str(error.context.get("retry_after_s", 1))
         values = {"message": shape(error)["error"]["message"], "status": status}
-        return Shown("error.html", values, status, headers)
+        return ShownPage("error.html", values, status, headers)
 
     async def _send(self, scope: Scope, receive: Receive, send: Send, response: Response) -> int:
         with contextlib.suppress(OSError):

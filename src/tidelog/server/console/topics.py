@@ -31,7 +31,7 @@ from tidelog.server.console.archives import Pipelines, PipelinesSeen
 from tidelog.server.console.format import duration, line_chart, number, url
 from tidelog.server.console.jobs import Job, JobRunner, Work
 from tidelog.server.console.sampler import ConsumerSample, Sampler, Snapshot, TopicSample
-from tidelog.server.console.session import Answer, Data, Redirect, Shown, Visit
+from tidelog.server.console.session import Answer, Data, Redirect, ShownPage, Visit
 from tidelog.server.http.errors import shape
 from tidelog.server.http.metrics import Metrics
 
@@ -108,7 +108,7 @@ class TopicPages:
             "tails": self._metrics.waiting,
             "jobs": [job for job in self._jobs.own() if job.state == "running"],
         }
-        return Shown("overview.html", values)
+        return ShownPage("overview.html", values)
 
     def topics(self, visit: Visit) -> Answer:
         """``GET /console/topics``"""
@@ -123,7 +123,7 @@ class TopicPages:
         with self._sampler.lock:
             rows = [self._row(each) for each in part.rows]
         values = {"part": part, "rows": rows, "q": visit.text("q"), "order": order}
-        return Shown("topics.html", {**values, "snapshot": snapshot})
+        return ShownPage("topics.html", {**values, "snapshot": snapshot})
 
     def topic(self, visit: Visit) -> Answer:
         """``GET /console/topics/{topic}``"""
@@ -150,7 +150,7 @@ class TopicPages:
             "start": visit.text("start"),
             "end": visit.text("end"),
         }
-        return Shown("topic.html", values)
+        return ShownPage("topic.html", values)
 
     def timeline(self, visit: Visit) -> Answer:
         """``GET /console/topics/{topic}/timeline``, for the script"""
@@ -197,7 +197,7 @@ class TopicPages:
                 "is_whole": found.is_whole,
                 "takes_ms": None if factor is None else max(0, last - first) / factor,
             }
-            return Shown("playback.html", values)
+            return ShownPage("playback.html", values)
         what = f"playback of {topic.name} to {target}, {start or 'beginning'} to {end or 'now'}"
         args["name"] = f"console-{self._home.context.ids.new()[:12]}"
         self._jobs.start("playback", what, args, visit.session.who)
@@ -378,7 +378,7 @@ class ConsumerPages:
                 for each in part.rows
             ]
         values = {"part": part, "rows": rows, "q": visit.text("q"), "snapshot": snapshot}
-        return Shown("consumers.html", values)
+        return ShownPage("consumers.html", values)
 
     def consumer(self, visit: Visit) -> Answer:
         """``GET /console/consumer?topic=…&name=…``"""
@@ -397,7 +397,7 @@ class ConsumerPages:
             "snapshot": self._sampler.look(),
             "ttl_ms": self._home.context.log_settings.lease_ttl_ms,
         }
-        return Shown("consumer.html", values)
+        return ShownPage("consumer.html", values)
 
     def move(self, visit: Visit) -> Answer:
         """``POST /console/consumer/move``: first what would be done, and with ``moves`` does it"""
@@ -427,7 +427,7 @@ class ConsumerPages:
             "owned": sum(bool(each.owner) for each in moves),
             "packed": " ".join(map(_text, moves)),
         }
-        return Shown("move.html", values)
+        return ShownPage("move.html", values)
 
     def _do(self, visit: Visit, consumer: ConsumerHandle) -> Answer:
         moved: list[str] = []
@@ -449,7 +449,7 @@ class ConsumerPages:
             "link_text": f"Back to {consumer.name}",
             "grade": "warn" if overtaken else "good",
         }
-        return Shown("done.html", values, 409 if overtaken and not moved else 200)
+        return ShownPage("done.html", values, 409 if overtaken and not moved else 200)
 
 
 def _text(move: CursorMove) -> str:

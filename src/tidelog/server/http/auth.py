@@ -45,20 +45,17 @@ _UNKNOWN_MAX = 100  # requests that wait for a read, a quarter of one address; m
 _HOSTS_KEPT = 100
 _FORWARDED = frozenset(  # headers that proxies add; no local program has a reason to
     (
-        b"cf-connecting-ip",
+        b"cdn-loop",
+        b"fastly-client-ip",
         b"forwarded",
         b"true-client-ip",
         b"via",
         b"x-client-ip",
-        b"x-forwarded-for",
-        b"x-forwarded-host",
-        b"x-forwarded-port",
-        b"x-forwarded-proto",
-        b"x-forwarded-server",
-        b"x-original-forwarded-for",
+        b"x-cluster-client-ip",
         b"x-real-ip",
     )
 )
+_FORWARDED_KINDS = (b"cf-", b"x-envoy-", b"x-forwarded", b"x-original-")  # how others begin
 _WITH_PORT = re.compile(rb"\[([0-9A-Fa-f:.%]+)\](?::[0-9]+)?|([0-9.]+):[0-9]+")
 _OWN_SITE = (None, b"same-origin", b"none")  # none: typed by a person
 
@@ -304,7 +301,7 @@ class Gate:
 
     def _check_local(self, scope: AsgiScope, headers: Headers) -> None:
         """Refuses proxies, and web pages, which reach loopback through their browser."""
-        if not _FORWARDED.isdisjoint(headers) or _is_from_nginx(scope, headers):
+        if _is_forwarded(headers) or _is_from_nginx(scope, headers):
             raise ForbiddenError(
                 "request: comes through a proxy, and this server has no tokens: create one by "
                 "`tidelog token create`, and start it with --behind-proxy"
@@ -351,6 +348,13 @@ def _is_visit(scope: AsgiScope, headers: Headers) -> bool:
         and headers.get(b"sec-fetch-mode") == b"navigate"
         and headers.get(b"sec-fetch-dest") == b"document"
     )
+
+
+def _is_forwarded(headers: Headers) -> bool:
+    """Returns whether a request has a header that a proxy adds."""
+    if not _FORWARDED.isdisjoint(headers):
+        return True
+    return any(name.startswith(_FORWARDED_KINDS) for name in headers)
 
 
 def _is_from_nginx(scope: AsgiScope, headers: Headers) -> bool:

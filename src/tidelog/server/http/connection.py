@@ -416,7 +416,8 @@ class Connection(HttpToolsProtocol):
             if status == 503:
                 headers.append((b"retry-after", b"1"))
             head = b"".join(b"%s: %s\r\n" % pair for pair in headers)
-            self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
+            shown = b"" if self.url and self.parser.get_method() == b"HEAD" else body
+            self.transport.write(STATUS_LINE[status] + head + b"\r\n" + shown)
         if busy:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -446,12 +447,15 @@ class Connection(HttpToolsProtocol):
         self._linger(limits.LINGER_S if self._is_stopping else limits.BODY_S)
 
     def _linger(self, seconds: float = limits.LINGER_S) -> None:
-        """Ends our side, and closes when the client does or after a time."""
-        many = len(self.connections) > self._counts.most_lingering
-        if many or not self.transport.can_write_eof():
+        """Ends our side, and closes when the client does or after a time.
+
+        TLS cannot end one side alone: there only the answer says that nothing follows it.
+        """
+        if len(self.connections) > self._counts.most_lingering:
             self.transport.close()
             return
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self.flow.is_held = False
         self.flow.resume_reading()
         self._patience = self.loop.call_later(seconds, self.transport.close)

@@ -50,7 +50,7 @@ from tidelog.clock import Clock
 from tidelog.context import Context
 from tidelog.coordination.audit import record_action
 from tidelog.coordination.tokens import note_uses
-from tidelog.errors import InvalidError, NotFoundError, TidelogError
+from tidelog.errors import InvalidError, NotFoundError, TidelogError, contained
 from tidelog.home import Home
 from tidelog.model import layout
 from tidelog.model.event import to_iso
@@ -216,8 +216,18 @@ class ErrorLog:
         self._said.add(line)
         more = f" (and {self._unsaid} more before)" if self._unsaid else ""
         line += f" (request {request_id})" if request_id else ""
-        print(f"error: {line}{more}", file=sys.stderr, flush=True)
+        say(f"error: {line}{more}")
         self._unsaid = 0
+
+
+def say(line: str) -> None:
+    """Prints a line on standard error, or nothing if that cannot be written.
+
+    A full disk or a closed pipe must end neither a request nor what is done again and again, such
+    as reading the tokens.
+    """
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+        print(line, file=sys.stderr, flush=True)
 
 
 def _visible(char: str) -> str:
@@ -249,7 +259,9 @@ class AccessLog:
         self._path = path
         self._clock = clock
         self._lines: deque[dict[str, Any]] = deque()
-        self._dropped = 0
+        self._overflowed = 0  # lines for which there was no room
+        self._dropped = 0  # lines that could not be written
+        self._told = 0  # of both, by a line that was written
         self._stop = threading.Event()
         try:
             self._write([])
@@ -261,7 +273,7 @@ class AccessLog:
     def note(self, **fields: Any) -> None:
         """Adds the line of a request."""
         if len(self._lines) >= _LINES_MAX:
-            self._dropped += 1
+            self._overflowed += 1
             return
         fields["path"] = fields["path"][:_PATH_MAX]  # what waits for a slow disk is small
         self._lines.append({"at_ms": self._clock.now_ms(), **fields})
@@ -275,33 +287,51 @@ class AccessLog:
         stopped = False
         while not stopped:
             stopped = self._stop.wait(_EVERY_S)
-            lines = []
-            while self._lines:
-                lines.append(self._line(self._lines.popleft()))
-            if lines:
-                try:
-                    self._write(lines)
-                except OSError as exc:  # a full disk must not end the log
-                    print(f"error: access log: {exc.strerror}", file=sys.stderr, flush=True)
+            with contained("access log", lambda error: say(f"error: {error.message}")):
+                self._write_waiting()
 
-    def _line(self, fields: dict[str, Any]) -> bytes:
+    def _write_waiting(self) -> None:
+        lines: list[bytes] = []
+        telling = 0
+        while self._lines:
+            fields = self._lines.popleft()
+            with contained("access log", self._drop):
+                untold = 0 if lines else self._overflowed + self._dropped - self._told
+                lines.append(self._line(fields, untold))
+                telling += untold
+        if lines:
+            try:
+                self._write(lines, telling)
+            except (OSError, ValueError) as exc:  # a full disk must not end the log
+                reason = exc.strerror if isinstance(exc, OSError) else exc
+                say(f"error: access log: {reason}")
+
+    def _drop(self, error: TidelogError) -> None:
+        self._dropped += 1
+        say(f"error: {error.message}")
+
+    def _line(self, fields: dict[str, Any], dropped: int) -> bytes:
         at = to_iso(fields.pop("at_ms"))
         fields["path"] = _without_ids(**fields)
-        dropped, self._dropped = self._dropped, 0
         more = {"dropped": dropped} if dropped else {}
         line = msgspec.json.encode({"time": at, **fields, **more}).decode()
         if not line.isprintable():
             line = "".join(map(_json_visible, line))
         return line.encode() + b"\n"
 
-    def _write(self, lines: list[bytes]) -> None:
-        """Writes lines. Counts those that a full disk refuses, and leaves no half of one."""
-        data, at = b"".join(lines), 0
-        if self._path == "-":
-            sys.stderr.write(data.decode())
-            sys.stderr.flush()
-            return
+    def _write(self, lines: list[bytes], telling: int = 0) -> None:
+        """Writes lines. Counts those that a full disk refuses, and leaves no half of one.
+
+        The first line tells how many were dropped before: ``telling``.
+        """
+        data, at = b"", 0
         try:
+            data = b"".join(lines)
+            if self._path == "-":
+                sys.stderr.write(data.decode())
+                sys.stderr.flush()
+                self._told += telling
+                return
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
                 while at < len(data):
@@ -314,8 +344,11 @@ class AccessLog:
                 raise
             finally:
                 os.close(file)
-        except OSError:
-            self._dropped += len(lines) - data.count(b"\n", 0, at)
+            self._told += telling
+        except Exception:
+            written = data.count(b"\n", 0, at)
+            self._dropped += len(lines) - written
+            self._told += telling if written else 0
             raise
 
 

@@ -48,6 +48,7 @@ from tidelog.server.http.errors import (
 __all__ = [
     "BODIES_BYTES_MAX",
     "EVENT_BYTES",
+    "HEADER_BYTES",
     "PIECE_BYTES",
     "SINGLE",
     "Bodies",
@@ -59,6 +60,7 @@ __all__ = [
     "check_parameters",
     "check_path",
     "check_query",
+    "content_type",
     "framing_problem",
     "headers_of",
     "inflate",
@@ -70,6 +72,7 @@ __all__ = [
 
 BODIES_BYTES_MAX = 256 << 20  # of all requests together, until their events are stored
 EVENT_BYTES = 600  # of an event in memory, beside its own bytes: what small events really cost
+HEADER_BYTES = 200  # of one of its headers, the same
 _WINDOW_S = 1.0  # over which the speed of an upload is measured
 _SLOW_BYTES_S = 65_536  # a body below this speed may lose its place
 PIECE_BYTES = 65_536  # of a large answer: as much as a connection keeps to be taken
@@ -416,6 +419,11 @@ _GZIP = 16 + zlib.MAX_WBITS
 _GZIP_PIECE = 16_384  # bytes of a body at a time: each member copies what follows it in its piece
 _GZIP_MEMBERS_MAX = 10_000  # a member costs microseconds, however empty it is
 _PLAIN = (b"", b"identity")
+
+
+def content_type(headers: Mapping[bytes, bytes]) -> bytes:
+    """Returns the media type of a body, without its parameters; empty if there is none."""
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
 def is_encoded(headers: Mapping[bytes, bytes]) -> bool:

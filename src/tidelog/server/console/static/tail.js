@@ -49,7 +49,7 @@
       while (rows.children.length > MOST) rows.lastElementChild.remove();
       table.hidden = false;
     }
-    if (stream?.readyState === EventSource.OPEN) told.textContent = count ? `${count.toLocaleString("en")} events since you follow; the newest ${Math.min(MOST, rows.children.length)} are shown.` : "Waiting for events …";
+    if (stream?.readyState === EventSource.OPEN) told.textContent = count ? `${count.toLocaleString("en")} events since you began to follow; the newest ${Math.min(MOST, rows.children.length)} are shown.` : "Waiting for events …";
   };
 
   const start = () => {

@@ -1,4 +1,4 @@
-"""Known objects next to an archive's files: extracts the values that events may have filled.
+"""Metadata objects next to an archive's files: extracts the values that events may have filled.
 
 A proof that searched their whole text would never be clean for an id such as ``parquet`` or
 ``WRITE``, which every Delta log contains. So fields that only settings fill are excluded: names of

@@ -13,7 +13,11 @@ import pytest
 from tests.support.archive_look import a_home
 from tidelog import Event, Home
 from tidelog.archive.status import Limits, troubles
-from tidelog.connectors.files.holes import holes_between, holes_between_files, missing_in_files
+from tidelog.connectors.files.missing_offsets import (
+    holes_between,
+    holes_between_files,
+    missing_in_files,
+)
 from tidelog.connectors.sink import Written
 from tidelog.connectors.source import MissingOffsets, SourcePartition, SourceRange
 from tidelog.errors import InvalidError

@@ -18,8 +18,8 @@ from tidelog.archive.erased_events import Deletions
 from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.tables import change_tables, register
 from tidelog.coordination.pipeline_rows import counting_files
-from tidelog.erasure.known_objects import event_values
 from tidelog.erasure.matcher import EventMatcher
+from tidelog.erasure.metadata_objects import event_values
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.log.producer.append import Appender
 from tidelog.maintenance.purge import purge_once

@@ -19,8 +19,8 @@ from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.erased_events import Deletions
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.tables import register_table
-from tidelog.erasure.known_objects import event_values
 from tidelog.erasure.matcher import EventMatcher
+from tidelog.erasure.metadata_objects import event_values
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.purge import purge_once
 from tidelog.pipeline.base import LocalWorkers

@@ -58,7 +58,7 @@ from tidelog.model.topic import Topic
 __all__ = [
     "ListedRow",
     "NotedRow",
-    "Uses",
+    "ObjectUses",
     "is_shared",
     "kept_since",
     "list_apart",
@@ -114,7 +114,7 @@ def list_now(context: Context, topic: Topic, partition: int, objects: Sequence[s
 
 
 def _add_row(context: Context, topic: Topic, partition: int, added: Put) -> None:
-    """Put a row of a new name, once, by a write that expects the head. Errors as ``list_now``."""
+    """Puts a row of a new name, once, by a write that expects the head. Errors as ``list_now``."""
     where = layout.topic_partition(topic.incarnation, partition)
 
     def decide(rows: Rows) -> Decision[None]:
@@ -180,7 +180,7 @@ def is_shared(key: str) -> bool:
     return origin_of(key)[1] > 1
 
 
-class Uses:
+class ObjectUses:
     """Which objects are settled: as many partitions name or list them as they have events of."""
 
     def __init__(self, keys: Iterable[str]) -> None:

@@ -1,0 +1,30 @@
+"""Bugs planted into what a promote asks of dropped events, and into what erasures leave out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidelog.archive.dropped_events import DroppedEvents
+from tidelog.archive.erased_events import _FoundDeletions
+
+__all__ = ["deletes_count_up_to_a_time", "dropped_events_excuse_lost_ones"]
+
+Patch = pytest.MonkeyPatch
+
+
+def dropped_events_excuse_lost_ones(patch: Patch) -> None:
+    """A range that has dropped as many events as it lacks has dropped those."""
+    patch.setattr(DroppedEvents, "are_all_of", lambda *_: True)
+
+
+def deletes_count_up_to_a_time(patch: Patch) -> None:
+    """A delete from a topic counts for all events of its ids or its key up to its time."""
+
+    def enter(self: Any, record: Any, events: Any) -> None:
+        is_copied = bool(record.sources)  # into the audit of an archive
+        named = [each for each in events if is_copied or each.offset < 0]
+        self.enter(record, list(events) if record.key else named)
+
+    patch.setattr(_FoundDeletions, "enter_unplaced", enter)
