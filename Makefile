@@ -33,12 +33,13 @@ check: lint
 
 test: $(READY)
 	@$(BIN)/python -m tests.servers check
-	-@$(BIN)/python -m tests.servers fetch spark
+	-@$(BIN)/python -m tests.servers fetch
 	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
 	  --durations=30
 
 test-long: $(READY)
 	@$(BIN)/python -m tests.servers check
+	-@$(BIN)/python -m tests.servers fetch
 	$(BIN)/python -m pytest -m long --timeout=3600
 
 lint: $(READY)
