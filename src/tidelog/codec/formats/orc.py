@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 import crc32c
 import pyarrow as pa
 from pyarrow import orc
-from pyarrow.dataset import OrcFileFormat
 
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.base import ByteSink, Data, Format, file_name
@@ -73,7 +72,7 @@ class OrcFormat(ColumnarFormat):
         source = open_data(data)
         with decoding(file_name(self.name, data)):
             rows = _rows_at_once(source)
-            fragment = OrcFileFormat().make_fragment(source)
+            fragment = _open_fragment(source)
             known = [name for name in names.values() if name in fragment.physical_schema.names]
             for batch in _batches(fragment, known, rows):
                 yield from events_of_table(batch, names)
@@ -105,7 +104,7 @@ class OrcFormat(ColumnarFormat):
 
 def read_all_columns(source: pa.NativeFile, rows: int) -> Iterator[pa.RecordBatch]:
     """Yields all columns of a file, ``rows`` at a time; event times come from their numbers."""
-    fragment = OrcFileFormat().make_fragment(source)
+    fragment = _open_fragment(source)
     schema = fragment.physical_schema
     time, number = _time_and_number(schema)
     known = [name for name in schema.names if not number or name != time]
@@ -117,6 +116,13 @@ def read_all_columns(source: pa.NativeFile, rows: int) -> Iterator[pa.RecordBatc
             for name in schema.names
         ]
         yield pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _open_fragment(source: pa.NativeFile) -> Any:
+    """Returns a reader of a file that reads some of its columns, in batches."""
+    from pyarrow.dataset import OrcFileFormat  # noqa: PLC0415 - imports pandas, where there is one
+
+    return OrcFileFormat().make_fragment(source)
 
 
 def _rows_at_once(source: pa.NativeFile) -> int:
