@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidelog.archive.read import ArchiveFiles
+from tidelog.catalog.update import rounds
 from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
 from tidelog.connectors.archive.staging import Spool
@@ -179,14 +180,13 @@ def replace_object(
     So it is settled by what the object holds, whichever process replaced it. ``is_new`` raises for
     bytes that are neither the old nor the new ones.
     """
-    for _ in range(FILE_ATTEMPTS):
+    for _ in rounds(FILE_ATTEMPTS, file_busy(key)):
         info, found = store.head(key), store.get(key)
         if is_new(found):
             return
         # Another erasure deletes a staged copy when it is done: then the next look ends.
         with contextlib.suppress(ConflictError, UnknownOutcomeError, NotFoundError):
             store.replace(key, data if isinstance(data, bytes) else data(), info.etag)
-    raise file_busy(key)
 
 
 def file_busy(key: str) -> UnavailableError:
