@@ -12,9 +12,9 @@ import pytest
 from tests.archive.test_names import Shell
 from tidelog import Event, Home
 from tidelog.archive.archive import find_archive
+from tidelog.coordination.copy_records import DeadLetterRecorder
 from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.log.consumer.dead_letter_topics import DeadLetterRecorder
 from tidelog.testing.scheduler import FakeClock
 
 

@@ -21,7 +21,7 @@ from tests.support.archive_look import AT, a_home, an_archive, fill
 from tidelog import Event, Home
 from tidelog.archive.account import read_account
 from tidelog.archive.archive import find_archive, open_pipeline
-from tidelog.archive.dropped_events import alike_ranges
+from tidelog.archive.coverage import alike_ranges
 from tidelog.archive.fill import FillSource
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.archive.status import Limits, troubles

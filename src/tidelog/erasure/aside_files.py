@@ -34,7 +34,7 @@ from tidelog.catalog.update import rounds
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import replay_pipeline
 from tidelog.erasure.matcher import own_column
-from tidelog.erasure.rewrite_file import FILE_ATTEMPTS, FileRewriter, file_busy, replace_object
+from tidelog.erasure.rewrite_range import FILE_ATTEMPTS, FileRewriter, file_busy, replace_object
 from tidelog.errors import (
     AlreadyExistsError,
     CorruptError,

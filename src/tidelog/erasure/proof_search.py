@@ -54,12 +54,11 @@ from tidelog.erasure.proof_places import (
     lasting_uploads,
     quoted_errors,
 )
-from tidelog.erasure.proof_scope import DeletedTopicScope, ProofScope, TopicScope
+from tidelog.erasure.proof_scope import DeletedTopicScope, ProofScope, TopicScope, outside_of_home
 from tidelog.erasure.redaction import quoting_rows
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.search import clean_files, clean_objects
 from tidelog.erasure.topic_copies import copy_deletions
-from tidelog.erasure.unsearched import outside_of_home
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.log.run_reader import describe_run, read_run
