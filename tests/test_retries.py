@@ -1,7 +1,7 @@
-"""``catalog/update.py`` has the loop that changes rows, and the waits and the bound of all others.
+"""Every loop that retries is in ``catalog/update.py``; the others use its functions.
 
-A loop that retries in any other way is listed here with its reason. A new one fails this test:
-use ``update``, ``attempts`` or ``read_stable``.
+A new loop that retries by itself fails this test: use ``update``, ``attempts``, ``rounds`` or
+``read_stable``. Loops that only look like retries are listed here with what they do.
 """
 
 from __future__ import annotations
@@ -14,42 +14,11 @@ ROOT = Path(__file__).parent.parent / "src" / "tidelog"
 OTHER_ROOMS = ("catalog/", "codec/", "model/", "store/", "testing/")  # have no home's rows
 RACES = {"ConflictError", "UnknownOutcomeError"}
 
-OBJECTS = "works on objects between two writes; the row says how far it is"
-ROUNDS = "each round works on what the round before has found"
-ITSELF = "sends the same write again, and decides nothing"
-FOREIGN = "objects, tables or other systems, which are not rows"
-ALLOWED = {
-    ("archive/account.py", "read_account"): "returns what it has read last, also if it changes",
-    ("archive/finalize.py", "_settle"): OBJECTS,
-    ("archive/tables.py", "_retry_until_done"): FOREIGN,
-    ("archive/verify.py", "folders"): "what keeps changing is a note of the report, not an error",
-    ("archive/tables.py", "register_table"): FOREIGN,
-    ("connectors/kinesis/reader.py", "_ask"): FOREIGN,
-    ("connectors/scylla/reader.py", "_window"): FOREIGN,
-    ("coordination/ownership.py", "write_held"): ITSELF,
-    ("coordination/ownership.py", "write_repeatedly"): ITSELF,
-    ("erasure/search.py", "_search_again"): FOREIGN,
-    (
-        "erasure/proof_search.py",
-        "_runs",
-    ): "what keeps changing is a trace, not an error",
-    ("erasure/rewrite.py", "settle"): OBJECTS,
-    ("erasure/aside_files.py", "_erase"): FOREIGN,
-    ("erasure/rewrite_file.py", "replace_object"): FOREIGN,
-    ("erasure/aside_files.py", "_retry_on_change"): FOREIGN,
-    ("erasure/updates.py", "_update_until_same"): ROUNDS,
-    ("journal/amend.py", "_delete_key"): ROUNDS,
-    ("journal/amend.py", "_enter"): ROUNDS,
-    ("journal/amend.py", "_put"): ROUNDS,
-    ("journal/compile_tasks.py", "_rounds"): ROUNDS,
-    ("log/notifier.py", "check"): "sends between two writes; the next check decides again",
-    ("log/producer/append.py", "_recovered_at"): ITSELF,
-    ("log/producer/append.py", "_write"): ITSELF,
-    ("log/producer/append.py", "commit"): "knows heads from before; uploads again after a sweep",
+LOOK_ALIKES = {  # loops with a count or a conflict that do not try one thing again
+    ("journal/amend.py", "_delete_key"): "passes twice over what a key has, as copies may come in",
+    ("log/notifier.py", "check"): "ends after some conflicts and says when to check again",
     ("server/http/request.py", "_gunzip"): "inflates the members of a body one after another",
     ("server/http/tls.py", "_accept"): "accepts the connections that wait, a bounded number",
-    ("spark/stream.py", "_tasks"): "plans again from where a trim ended",
-    ("spark/write.py", "commit"): OBJECTS,
 }
 
 
@@ -116,15 +85,15 @@ def retries(source: str) -> set[str]:
     return found
 
 
-def test_only_the_listed_loops_retry() -> None:
+def test_loops_outside_of_the_update_module_do_not_retry() -> None:
     found = {
         (name, function)
         for path in sorted(ROOT.rglob("*.py"))
         if not (name := path.relative_to(ROOT).as_posix()).startswith(OTHER_ROOMS)
         for function in retries(path.read_text())
     }
-    assert found - set(ALLOWED) == set(), "use update, attempts or read_stable of catalog/update.py"
-    assert set(ALLOWED) - found == set(), "these retry no more: remove them from the list"
+    assert found - set(LOOK_ALIKES) == set(), "use a function of catalog/update.py"
+    assert set(LOOK_ALIKES) - found == set(), "these are gone: remove them from the list"
 
 
 def test_loop_around_a_conditional_write_is_found() -> None:

@@ -140,9 +140,9 @@ from tidelog.pipeline.base import CycleReport as CycleReport
 from tidelog.pipeline.pump import PumpPartition as PumpPartition
 from tidelog.pipeline.pump import PumpStatus as PumpStatus
 from tidelog.pipeline.seek import PositionMove as PositionMove
+from tidelog.playback.pages import SearchQuery as SearchQuery
+from tidelog.playback.pages import SearchResult as SearchResult
 from tidelog.playback.play import PlaybackResult as PlaybackResult
 from tidelog.playback.play import SlotCount as SlotCount
-from tidelog.playback.search import SearchQuery as SearchQuery
-from tidelog.playback.search import SearchResult as SearchResult
 from tidelog.playback.session import KnownPlayback as KnownPlayback
 from tidelog.settings import Settings as Settings

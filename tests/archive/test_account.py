@@ -21,7 +21,7 @@ from tests.support.cli_run import run_here
 from tests.support.fake_pipelines import LinesSink, ListSource
 from tidelog import Event, Home
 from tidelog.archive.account import note_before, read_account
-from tidelog.archive.archive import choose_start, create_archive, find_archive, open_pipeline
+from tidelog.archive.archive import choose_start, create_archive, open_pipeline
 from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.metrics import status_text
@@ -150,13 +150,13 @@ def test_start_of_an_archive_is_that_of_its_creation(home: Home) -> None:
 def test_start_changes_only_before_an_archive_has_begun(home: Home) -> None:
     archive = an_archive(home, "daily")
     archive = choose_start(home.context, "daily", "latest")
-    assert find_archive(home.context, "daily").start == "latest"
+    assert home.archives.get("daily").info.start == "latest"
     fill(home, range(100, 120))
     assert drive(home, archive) == 20
     assert choose_start(home.context, "daily", "latest") == archive
     with pytest.raises(InvalidError, match="began at latest, and --start earliest no longer"):
         choose_start(home.context, "daily", "earliest")
-    assert find_archive(home.context, "daily").start == "latest"
+    assert home.archives.get("daily").info.start == "latest"
 
 
 def test_new_generation_of_an_archive_with_a_late_start_begins_where_the_live_one_does(
@@ -339,7 +339,7 @@ def test_verify_notices_a_head_that_forgot_a_gap(home: Home) -> None:
     begin = Begin("10", "explicit")
     for wrong in ({"gaps": (Gap("3", "5", "retention", 2),)}, {"begin": begin}):
         change = Put("head", encode_row(msgspec.structs.replace(head, **wrong)))
-        home.context.catalog.write(where, change, write_id=home.context.ids.new())
+        home.catalog.write(where, change, write_id=home.context.ids.new())
         assert {each.kind for each in verified(home, archive).problems} == {"account"}
 
 
@@ -380,7 +380,7 @@ def test_status_check_and_metrics_show_the_account(home: Home) -> None:
     assert head is not None
     totals = msgspec.structs.replace(head.totals, absent=3)
     change = Put("head", encode_row(msgspec.structs.replace(head, totals=totals)))
-    home.context.catalog.write(where, change, write_id=home.context.ids.new())
+    home.catalog.write(where, change, write_id=home.context.ids.new())
     said = "\n".join(troubles(read_status(home.context, archive), Limits(max_dead=100)))
     assert "does not add up: 100 offsets" in said
 
@@ -430,7 +430,7 @@ def replace_manifest(home: Home, archive: Archive, manifest: Manifest) -> None:
     """Let the one commit of a partition have another manifest."""
     (row,) = read_commit_rows(home.context, archive.pipeline(), "t/0")
     home.store.delete([row.committed.manifest])
-    home.context.store.put(row.committed.manifest, seal_json(manifest))
+    home.store.put(row.committed.manifest, seal_json(manifest))
 
 
 def test_create_that_dies_after_any_call_lists_what_is_there(home: Home) -> None:
@@ -454,7 +454,7 @@ def test_create_that_dies_after_any_call_lists_what_is_there(home: Home) -> None
             fill(home, range(10))
             with contextlib.suppress(AlreadyExistsError):
                 create_archive(home.context, wanted)
-        archive = find_archive(home.context, name)
+        archive = home.archives.get(name).info
         seen = read_listed(home.context, archive.pipeline())
         assert set(seen) == {"t/0", "t/1"}
         assert all(each.end for each in seen.values())

@@ -20,7 +20,6 @@ from tests.support.fake_pipelines import ListSource
 from tests.support.races import race_two
 from tests.support.rounds import rounds
 from tidelog import Home
-from tidelog.archive.archive import find_archive
 from tidelog.archive.dead_letters import ReplayOptions, dead_letters, replay
 from tidelog.archive.finalize import finalize
 from tidelog.archive.read import ReadRequest, archived_rows, find_event
@@ -118,7 +117,7 @@ def as_plain(found: Any) -> list[Any]:
 
 def answers(home: Home, name: str) -> dict[str, Any]:
     """What everything that reads commits says of an archive."""
-    archive = find_archive(home.context, name)
+    archive = home.archives.get(name).info
     own = archive.pipeline()
     source = source_at(home.context, f"archive:{name}")
     borders = [each.start for each in read_commits(home.context, own, "t/0")]
@@ -156,7 +155,7 @@ def test_every_reader_finds_the_same_after_compaction(home: Home) -> None:
     grow(home, archive, 8)
     erase_from_archives(home.context, home.topic("t"), {0: [11, 12, 50]})
     for _ in range(5):  # each pass is a range of the replays
-        replay(home.context, find_archive(home.context, "daily"), ReplayOptions(), LocalWorkers())
+        replay(home.context, home.archives.get("daily").info, ReplayOptions(), LocalWorkers())
     before = answers(home, "daily")
     own = archive.pipeline()
     assert merge_all(home, archive) > 0
@@ -193,7 +192,7 @@ def test_a_generation_made_of_an_archive_reads_on_over_merged_ranges(home: Home)
 def test_tables_and_finalize_go_on_over_merged_ranges(home: Home) -> None:
     archive = an_archive(home, parser=AT_OR_WHEN)
     change_tables(home.context, archive, "delta", keep=True)
-    archive = find_archive(home.context, "daily")
+    archive = home.archives.get("daily").info
     grow(home, archive, 6)
     register(home.context, archive)
     finalize(home.context, archive)
@@ -208,7 +207,7 @@ def test_tables_and_finalize_go_on_over_merged_ranges(home: Home) -> None:
     where = layout.pipeline_members(archive.pipeline())
     counted = sum(
         msgspec.msgpack.decode(row.value)["events"]
-        for row in home.context.catalog.scan(where, "folder/", "folder0")
+        for row in home.catalog.scan(where, "folder/", "folder0")
     )
     assert counted == len(offsets)
     erase_from_archives(home.context, home.topic("t"), {0: [1, 2, 61, 119]})
@@ -239,16 +238,16 @@ def test_rows_that_are_merged_while_an_erasure_works_are_erased_from(
     """Every write of the erasure may find that its row was merged before it."""
     archive = an_archive(home)
     grow(home, archive, 7)
-    calls, real = [0], home.context.catalog.get
+    calls, real = [0], home.catalog.get
 
     def get(partition: str, row: str) -> Row | None:
         calls[0] += 1
         if calls[0] == after:
-            monkeypatch.setattr(home.context.catalog, "get", real)
+            monkeypatch.setattr(home.catalog, "get", real)
             merge_all(home, archive)
         return real(partition, row)
 
-    monkeypatch.setattr(home.context.catalog, "get", get)
+    monkeypatch.setattr(home.catalog, "get", get)
     erase_from_archives(home.context, home.topic("t"), {0: [5, 15, 25, 35, 45]})
     monkeypatch.undo()
     statuses = [find_event(home.context, archive, "t/0", n).status for n in (5, 15, 25, 35, 45)]
@@ -262,14 +261,14 @@ def test_rows_that_an_erasure_changes_are_not_merged_by_what_was_read_before(
 ) -> None:
     archive = an_archive(home)
     grow(home, archive, 8)
-    real = home.context.catalog.write
+    real = home.catalog.write
 
     def write(partition: str, *changes: Any, write_id: str) -> None:
-        home.context.catalog.write = real  # type: ignore[method-assign]
+        home.catalog.write = real  # type: ignore[method-assign]
         erase_from_archives(home.context, home.topic("t"), {0: [offset]})
         real(partition, *changes, write_id=write_id)
 
-    home.context.catalog.write = write  # type: ignore[assignment,method-assign]
+    home.catalog.write = write  # type: ignore[assignment,method-assign]
     own = archive.pipeline()
     before = len(list(home.store.list(layout.manifests(own))))
     assert compact_commits(home.context, own, "t/0", 0, 1) == 0

@@ -253,6 +253,6 @@ def test_too_many_dead_letters_of_all_cuts_stop_the_range(home: Home, workers: C
     assert refused.value.context["offset"] in dead
     assert workers.cuts == 2
     assert list(read_manifests(home.context, archive.pipeline(), "t/0")) == []
-    kept = [info.key for info in home.context.store.list("") if info.key.endswith(".parquet")]
+    kept = [info.key for info in home.store.list("") if info.key.endswith(".parquet")]
     assert kept == []
-    assert list(home.context.store.list("staging/")) == []
+    assert list(home.store.list("staging/")) == []

@@ -23,7 +23,7 @@ from tests.support.races import race_two
 from tests.support.rounds import rounds
 from tidelog import Event, Home
 from tidelog.archive import dead_letters as replaying
-from tidelog.archive.archive import committed_files, find_archive, open_pipeline, open_sink
+from tidelog.archive.archive import committed_files, open_pipeline, open_sink
 from tidelog.archive.dead_letters import (
     ReplayOptions,
     dead_letters,
@@ -54,7 +54,6 @@ from tidelog.coordination.pipeline_rows import (
     replay_effect,
     replay_pipeline,
 )
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import (
     CorruptError,
     InvalidError,
@@ -479,9 +478,7 @@ def test_a_generation_that_goes_takes_its_replays_along(home: Home) -> None:
     replay(home.context, archive, ReplayOptions(parser=AT_OR_WHEN), LocalWorkers())
     old = replay_pipeline(archive.pipeline())
     _, number = begin_backfill(home.context, "daily", ArchiveFormat(parser=AT_OR_WHEN))
-    pipeline = open_pipeline(
-        home.context, find_archive(home.context, "daily"), LocalWorkers(), number
-    )
+    pipeline = open_pipeline(home.context, home.archives.get("daily").info, LocalWorkers(), number)
     Driver(home.context, pipeline, DriverOptions()).run()
     newer = promote(home.context, "daily")
     assert replay(home.context, newer, ReplayOptions(), LocalWorkers()).tried
@@ -591,7 +588,7 @@ def test_proof_names_the_replay_that_removes_what_a_killed_one_has_staged(
         with pytest.raises(UnavailableError):
             replay(home.context, archive, options, LocalWorkers())
     home.sweep("0s")
-    traces = prove_erased(home.context, home.topic("t"), ["e3"]).traces
+    traces = home.prove_erased("t", ids=["e3"]).traces
     remedies = {each.do for each in traces if each.object.startswith("staging/")}
     assert remedies
     assert all("`tidelog archive dead NAME --replay` has run again" in do for do in remedies)

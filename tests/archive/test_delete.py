@@ -26,7 +26,6 @@ from tidelog.archive.roots import removed_archives
 from tidelog.archive.status import Limits, read_status, troubles
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import change_archive, read_intent, read_progress
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import (
     AlreadyExistsError,
     FencedError,
@@ -52,11 +51,11 @@ def prepared(home: Home, count: int = 80, **settings: object) -> Archive:
 
 
 def wrong(home: Home, name: str = "daily") -> list[str]:
-    return troubles(read_status(home.context, find_archive(home.context, name)), Limits())
+    return troubles(read_status(home.context, home.archives.get(name).info), Limits())
 
 
 def is_settled(home: Home) -> bool:
-    ended = find_archive(home.context, "daily").ended
+    ended = home.archives.get("daily").info.ended
     return ended is not None and ended.settled
 
 
@@ -65,7 +64,7 @@ def test_ended_archive_keeps_its_files_and_takes_no_events(home: Home) -> None:
     end_archive(home.context, "daily")
     end_archive(home.context, "daily")  # again
     fill(home, 10, first=80)
-    ended = find_archive(home.context, "daily")
+    ended = home.archives.get("daily").info
     assert ended.state_name == "ended"
     assert live(home) == Counter(range(80))
     for refused in (
@@ -89,7 +88,7 @@ def test_ended_archive_of_a_deleted_topic_is_healthy(home: Home) -> None:
     end_archive(home.context, "daily")
     assert wrong(home) == []
     sweep_archives(home.context, grace_ms=0)
-    assert listed(home, find_archive(home.context, "daily")) == Counter(range(80))
+    assert listed(home, home.archives.get("daily").info) == Counter(range(80))
 
 
 def test_ended_archive_does_not_hold_a_trim_or_a_delete_of_its_topic(home: Home) -> None:
@@ -172,9 +171,9 @@ def test_erasure_and_proof_reach_the_files_of_an_ended_archive(home: Home) -> No
     drive(home, archive)
     end_archive(home.context, "daily")
     home.delete("t", ids=["e7"], why="test")
-    assert not prove_erased(home.context, home.topic("t"), ids=["e7"]).is_erased
+    assert not home.prove_erased("t", ids=["e7"]).is_erased
     purge_once(home.context, home.topic("t"), grace_ms=0)
-    assert prove_erased(home.context, home.topic("t"), ids=["e7"]).is_erased
+    assert home.prove_erased("t", ids=["e7"]).is_erased
     assert sum(listed(home, archive).values()) == 19
 
 
@@ -190,9 +189,7 @@ def test_end_beside_an_erasure_loses_neither(home: Home) -> None:
         one.result(), two.result()
     assert is_settled(home)
     purge_once(home.context, home.topic("t"), grace_ms=0)
-    assert prove_erased(
-        home.context, home.topic("t"), ids=[f"e{n}" for n in range(0, 60, 10)]
-    ).is_erased
+    assert home.prove_erased("t", ids=[f"e{n}" for n in range(0, 60, 10)]).is_erased
     assert sum(listed(home, archive).values()) == 54
 
 
@@ -216,7 +213,7 @@ def test_end_that_dies_after_any_call_is_finished_by_a_sweep(
 ) -> None:
     archive = prepared(home)
     dies(home, monkeypatch, call, lambda: end_archive(home.context, "daily"))
-    if find_archive(home.context, "daily").ended is None:
+    if home.archives.get("daily").info.ended is None:
         fill(home, 10, first=80)
         assert drive(home, archive, take_over=True) == 10, "nothing has changed"
         return
@@ -295,12 +292,12 @@ def test_late_copy_of_a_deleted_archive_outside_is_in_the_proof(home: Home, tmp_
     delete_archive(home.context, "daily")
     home.delete("t", ids=["person-41-erased"], why="test")
     purge_once(home.context, home.topic("t"), grace_ms=0)
-    assert prove_erased(home.context, home.topic("t"), ids=["person-41-erased"]).is_erased
+    assert home.prove_erased("t", ids=["person-41-erased"]).is_erased
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)
-    assert not prove_erased(home.context, home.topic("t"), ids=["person-41-erased"]).is_erased
+    assert not home.prove_erased("t", ids=["person-41-erased"]).is_erased
     sweep_archives(home.context, grace_ms=0)
-    assert prove_erased(home.context, home.topic("t"), ids=["person-41-erased"]).is_erased
+    assert home.prove_erased("t", ids=["person-41-erased"]).is_erased
 
 
 def test_files_that_others_are_made_from_are_not_deleted(home: Home) -> None:
@@ -310,7 +307,7 @@ def test_files_that_others_are_made_from_are_not_deleted(home: Home) -> None:
     drive(home, made)
     with pytest.raises(InvalidError, match="archive `second` is made from it"):
         delete_archive(home.context, "daily")
-    assert find_archive(home.context, "daily").ended is None, "nothing has changed"
+    assert home.archives.get("daily").info.ended is None, "nothing has changed"
     end_archive(home.context, "daily")
     fill(home, 10, first=30)
     assert drive(home, made) == 0
@@ -341,7 +338,7 @@ def test_promote_under_way_is_withdrawn_by_the_end(home: Home) -> None:
     end_archive(home.context, "daily")
     with pytest.raises(InvalidError):
         promote(home.context, "daily")
-    assert find_archive(home.context, "daily").generation == 1
+    assert home.archives.get("daily").info.generation == 1
     drop_generation(home.context, "daily", generation, force=True)
     trim(home, 80)
     assert live(home) == Counter(range(80))

@@ -20,7 +20,7 @@ from tests.archive.test_fill import drive
 from tidelog import Event, Home, ToOffsets
 from tidelog.archive import erased_events as erased_before
 from tidelog.archive.account import read_account
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.derived_archives import Origin
 from tidelog.archive.erased_events import ErasedBefore
@@ -138,10 +138,10 @@ def test_backfill_from_another_archive_leaves_out_what_was_erased(home: Home) ->
     for name in ("daily", "raw"):
         drive(home, an_archive(home, name))
     home.delete_topic("t")
-    erase_archived(home.context, find_archive(home.context, "daily"), WHY, ["e3"])
+    erase_archived(home.context, home.archives.get("daily").info, WHY, ["e3"])
     archive = built(home, source="archive:raw")
     assert ids(home, archive) == LEFT
-    assert ids(home, find_archive(home.context, "raw")) == sorted([*LEFT, "e3"])
+    assert ids(home, home.archives.get("raw").info) == sorted([*LEFT, "e3"])
     check_account(home, archive, erased=1)
 
 
@@ -151,7 +151,7 @@ def test_dead_letter_that_a_replay_leaves_out_is_accounted_for(
     fill(home)
     drive(home, an_archive(home, "daily", parser="json:at"))
     home.delete_topic("t", past_readers=True)
-    archive = find_archive(home.context, "daily")
+    archive = home.archives.get("daily").info
 
     def die(*_: object) -> None:
         raise Crash
@@ -271,7 +271,7 @@ def trimmed_after_a_copy(home: Home, folder: Path) -> str:
     home.append("t", [Event(b"old", key=b"k"), Event(b"gone", key=b"k"), Event(b"x", id="x")])
     full = home.archives.create("full", source="topic:t")
     full.run()
-    shutil.copytree(folder_of(home, find_archive(home.context, "full")), folder)
+    shutil.copytree(folder_of(home, home.archives.get("full").info), folder)
     full.delete(files=True)
     home.trim("t", ToOffsets({0: 1}))
     return f"file:{folder}?mode=events"
@@ -296,7 +296,7 @@ def test_older_events_of_an_erased_key_do_not_come_from_a_copied_folder(
     daily.promote()
     found = [row for batch in daily.read() for row in batch.column("value").to_pylist()]
     assert sorted(found) == [b"late", b"x"]
-    check_account(home, find_archive(home.context, "daily"), erased=2)
+    check_account(home, home.archives.get("daily").info, erased=2)
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
@@ -329,7 +329,7 @@ def test_delete_beside_a_backfill_from_a_copied_folder_finds_what_that_brings(
     assert home.delete_key("t", b"k").archived == 2
     purge_once(home.context, home.topic("t"), grace_ms=0)
     promote(home.context, "daily")
-    assert ids(home, find_archive(home.context, "daily")) == ["x"]
+    assert ids(home, home.archives.get("daily").info) == ["x"]
 
 
 @pytest.mark.parametrize("deleted", [False, True])
@@ -384,7 +384,7 @@ def test_erasure_at_any_step_of_a_backfill_leaves_nothing(
     def erase() -> None:
         if not erased:
             erased.append(True)
-            erase_archived(home.context, find_archive(home.context, "daily"), WHY, ["e3"])
+            erase_archived(home.context, home.archives.get("daily").info, WHY, ["e3"])
 
     def beside(self: Cycle, *args: Any) -> Any:
         if not after:

@@ -19,7 +19,6 @@ from tidelog.codec.event_json import plain_rows, row_lines
 from tidelog.codec.formats.base import OwnColumns
 from tidelog.codec.formats.raw_columns import read_rows
 from tidelog.codec.formats.typed import ColumnarFormat
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.purge import purge_once
 
 EXTREMES: dict[str, list[Any]] = {
@@ -94,7 +93,7 @@ def test_archive_with_extreme_values_is_read_verified_and_erased_from(
     purge_once(home.context, topic, 0)
     assert printed(archived_rows(home.context, archive, ReadRequest())) == before[1:]
     assert verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True)).problems == []
-    assert prove_erased(home.context, topic, ["e0"]).traces == []
+    assert home.prove_erased(topic.name, ids=["e0"]).traces == []
 
 
 @pytest.mark.parametrize(("format", "keep"), FORMATS)

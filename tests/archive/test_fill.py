@@ -20,7 +20,7 @@ from tests.archive.test_archive import an_archive, fill, payload
 from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.archive import generations
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.coverage import MissingRange
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.archive.restore import RestoreOptions, restore
@@ -83,7 +83,7 @@ def listed(home: Home, archive: Archive, generation: int | None = None) -> Count
 
 def live(home: Home, name: str = "daily") -> Counter[int]:
     """What the live generation's folder has; its account adds up."""
-    archive = find_archive(home.context, name)
+    archive = home.archives.get(name).info
     report = verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True))
     assert [each for each in report.problems if each.kind != "let-go"] == []
     return listed(home, archive)
@@ -100,7 +100,7 @@ def test_promote_keeps_events_that_the_topic_has_trimmed(home: Home) -> None:
     backfill(home)
     promote(home.context, "daily")
     assert live(home) == Counter(range(110))
-    assert drive(home, find_archive(home.context, "daily")) == 0
+    assert drive(home, home.archives.get("daily").info) == 0
 
 
 def test_dead_letters_that_only_the_files_have_are_tried_by_the_new_parser(home: Home) -> None:
@@ -163,9 +163,9 @@ def test_a_gap_of_a_backup_is_filled_from_the_live_generation(home: Home) -> Non
     drive(home, an_archive(home, "raw"))
     drive(home, an_archive(home, "daily", parser="json:at"))
     fill(home, 50, first=50)
-    drive(home, find_archive(home.context, "daily"))
+    drive(home, home.archives.get("daily").info)
     trim(home, 80)
-    drive(home, find_archive(home.context, "raw"), accept_loss=True)
+    drive(home, home.archives.get("raw").info, accept_loss=True)
     backfill(home, written_as=ArchiveFormat(parser="json:at", source="archive:raw"))
     promote(home.context, "daily")
     assert live(home) == Counter(range(100))
@@ -176,7 +176,7 @@ def test_a_gap_that_the_live_generation_has_does_not_stop_a_promote(home: Home) 
     drive(home, an_archive(home, "daily", parser="json:at"))
     fill(home, 50, first=50)
     trim(home, 80)
-    drive(home, find_archive(home.context, "daily"), accept_loss=True)
+    drive(home, home.archives.get("daily").info, accept_loss=True)
     backfill(home)
     promoted = promote(home.context, "daily")
     assert live(home) == Counter([*range(50), *range(80, 100)])
@@ -193,16 +193,16 @@ def test_files_without_raw_values_cannot_fill_and_the_refusal_lists_the_ranges(h
     backfill(home)
     with pytest.raises(InvalidError, match=re.escape("`t/0` from 0 to 60")):
         promote(home.context, "daily")
-    assert find_archive(home.context, "daily").generation == 1
+    assert home.archives.get("daily").info.generation == 1
     fill(home, 10, first=110)
-    assert drive(home, find_archive(home.context, "daily")) == 10, "its heads are released"
+    assert drive(home, home.archives.get("daily").info) == 10, "its heads are released"
     forced = promote(home.context, "daily", force=True)
     assert [each.ranges for each in forced.forced] == [(("t/0", "0", "60"),)]
     assert live(home) == Counter(range(60, 120))
     with pytest.raises(InvalidError, match=re.escape("`t/0` from 0 to 60")):
         drop_generation(home.context, "daily", 1)
     drop_generation(home.context, "daily", 1, force=True)
-    assert list(find_archive(home.context, "daily").formats) == [2]
+    assert list(home.archives.get("daily").info.formats) == [2]
 
 
 class Halving:
@@ -328,7 +328,7 @@ def test_driver_resumes_after_a_promote_that_was_refused_or_died(
         patch.setattr(generations, "missing_ranges", dying_after(generations.missing_ranges, 1))
         with pytest.raises(Crash):
             promote(home.context, "daily")
-    found = find_archive(home.context, "daily")
+    found = home.archives.get("daily").info
     assert found.promotion is not None
     head = read_progress(home.context, found.pipeline(), "t/0")
     assert head is not None
@@ -336,7 +336,7 @@ def test_driver_resumes_after_a_promote_that_was_refused_or_died(
     monkeypatch.setattr(limits, "PROMOTION_MS", -1)
     fill(home, 30, first=30)
     assert drive(home, found) == 30
-    assert find_archive(home.context, "daily").promotion is None
+    assert home.archives.get("daily").info.promotion is None
     assert live(home) == Counter(range(60))
 
 
@@ -369,7 +369,7 @@ def test_a_promote_by_a_wrong_clock_holds_drivers_up_no_longer(
     if has_clock:
         monkeypatch.setattr(limits, "PROMOTION_MS", -1)
     fill(home, 30, first=30)
-    assert drive(home, find_archive(home.context, "daily")) == 30
+    assert drive(home, home.archives.get("daily").info) == 30
 
 
 def dying_after(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
@@ -401,14 +401,14 @@ def test_a_promote_that_stalls_too_long_switches_nothing(
         if calls == 2:  # compared under the freeze; now a driver withdraws it
             monkeypatch.setattr(limits, "PROMOTION_MS", -1)
             fill(home, 30, first=30)
-            assert drive(home, find_archive(home.context, "daily")) == 30
+            assert drive(home, home.archives.get("daily").info) == 30
         return found
 
     with monkeypatch.context() as patch:
         patch.setattr(generations, "missing_ranges", stalling)
         with pytest.raises(InvalidError, match="drivers have resumed"):
             promote(home.context, "daily")
-    assert find_archive(home.context, "daily").generation == 1
+    assert home.archives.get("daily").info.generation == 1
     promote(home.context, "daily")
     assert live(home) == Counter(range(60))
 
@@ -487,10 +487,10 @@ def test_a_range_under_way_is_settled_when_its_generation_is_kept(home: Home) ->
     with pytest.raises(Crash):
         drive(home, archive, workers=Dying())
     where = layout.pipeline_partition(archive.pipeline(), "t/0")
-    assert home.context.catalog.get(where, "intent") is not None
+    assert home.catalog.get(where, "intent") is not None
     promote(home.context, "daily")
-    assert home.context.catalog.get(where, "intent") is None
-    drive(home, find_archive(home.context, "daily"))
+    assert home.catalog.get(where, "intent") is None
+    drive(home, home.archives.get("daily").info)
     assert live(home) == Counter(range(40))
 
 
@@ -502,7 +502,7 @@ def test_restore_resumes_after_a_promote_and_a_rollback(home: Home) -> None:
     backfill(home)
     promote(home.context, "daily")
     fill(home, 10, first=30)
-    drive(home, find_archive(home.context, "daily"))
+    drive(home, home.archives.get("daily").info)
     assert restore(home.context, RestoreOptions("daily", "topic:again"), LocalWorkers()) == 10
     rollback(home.context, "daily")
     assert restore(home.context, RestoreOptions("daily", "topic:again"), LocalWorkers()) == 0
@@ -513,7 +513,7 @@ def prepared(home: Home) -> None:
     fill(home, 40)
     drive(home, an_archive(home, "daily", parser="json:at"))
     fill(home, 40, first=40)
-    drive(home, find_archive(home.context, "daily"))
+    drive(home, home.archives.get("daily").info)
     trim(home, 60)
 
 

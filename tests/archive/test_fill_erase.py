@@ -16,7 +16,6 @@ from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.archive import generations
 from tidelog.archive import read as archive_files
-from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import drop_generation, promote, rollback
 from tidelog.archive.read import is_changing
 from tidelog.connectors import by_url
@@ -134,7 +133,7 @@ def test_file_counts_as_changing_though_its_erasure_ends_between_two_reads_of_ro
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drive_holed(home, monkeypatch)
-    archive = find_archive(home.context, "daily")
+    archive = home.archives.get("daily").info
     files = counting_files(home.context, archive.pipeline(), "t/0")
     file = next(each for _, each in files if each.first_offset <= 2 <= each.last_offset)
     die_after_a_replace(home, monkeypatch)
@@ -160,7 +159,7 @@ def test_an_event_that_is_erased_during_a_rollback_is_in_no_generation(home: Hom
     backfill(home)
     promote(home.context, "daily")
     home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20, 40)])
-    drive(home, find_archive(home.context, "daily"))
+    drive(home, home.archives.get("daily").info)
     trim(home, 40)
 
     class Erasing:
@@ -208,7 +207,7 @@ def test_an_erasure_reaches_a_generation_that_began_after_it_looked(
     monkeypatch.setattr(erase, "erase_from_archive", late)
     purge_once(home.context, home.topic("t"), grace_ms=0)
     for generation in (1, 2):
-        assert listed(home, find_archive(home.context, "daily"), generation)[7] == 0
+        assert listed(home, home.archives.get("daily").info, generation)[7] == 0
 
 
 def test_an_erasure_takes_the_live_generation_first(
@@ -251,7 +250,7 @@ def test_an_erasure_beside_a_drop_that_has_deleted_files_reports_no_damage(
         raise KeyboardInterrupt
 
     def dropped(lane: Any, committed: Any, wanted: Any) -> bool:
-        if lane._generation == 2 and 2 in find_archive(home.context, "daily").formats:
+        if lane._generation == 2 and 2 in home.archives.get("daily").info.formats:
             with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
                 patch.setattr(generations, "remove_work", die)
                 drop_generation(home.context, "daily", 2)
@@ -259,6 +258,6 @@ def test_an_erasure_beside_a_drop_that_has_deleted_files_reports_no_damage(
 
     monkeypatch.setattr(erase.PartitionRewriter, "_holds_some", dropped)
     purge_once(home.context, home.topic("t"), grace_ms=0)
-    archive = find_archive(home.context, "daily")
+    archive = home.archives.get("daily").info
     assert list(archive.formats) == [1]
     assert 7 not in listed(home, archive, 1)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Home
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.read import ReadRequest, archived_rows
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
@@ -101,7 +101,7 @@ def test_backfill_after_a_rotation_has_each_line_once(
     drive(home, promoted)
     rename(context) if rotate is delete else context.rename(context.with_name("app.log.2"))
     lines += write(context, "last", 2)
-    drive(home, find_archive(home.context, "daily"))
+    drive(home, home.archives.get("daily").info)
     assert archived(home, promoted) == sorted(lines)
     assert verify_archive(home.context, promoted, ArchiveVerifyOptions(deep=True)).problems == []
 

@@ -15,7 +15,6 @@ from tests.archive.test_fill import backfill, drive, live
 from tests.servers.kafka import Kafka
 from tests.support.waiting import until
 from tidelog import Home
-from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import promote, rollback
 from tidelog.home import World, create_home
 from tidelog.settings import Settings
@@ -57,6 +56,6 @@ def test_expired_records_and_a_deleted_topic_of_a_pattern_survive_a_promote(
     everything = [*range(110), *range(200, 240)]
     assert live(home) == Counter(everything)
     produce(kafka_server, one, range(110, 120))
-    assert drive(home, find_archive(home.context, "daily")) == 10
+    assert drive(home, home.archives.get("daily").info) == 10
     rollback(home.context, "daily")
     assert live(home) == Counter([*everything, *range(110, 120)])

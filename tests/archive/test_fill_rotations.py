@@ -121,7 +121,7 @@ def test_files_below_a_passed_offset_are_refused_after_a_promote(logs: Logs) -> 
     logs.replace("copy")
     replay(
         home.context,
-        find_archive(home.context, "day"),
+        home.archives.get("day").info,
         ReplayOptions(parser=AT_OR_WHEN),
         LocalWorkers(1),
     )
@@ -276,7 +276,7 @@ def test_latest_of_an_archives_folder_refuses_files_below_it(logs: Logs) -> None
     logs.run(name="copy", start="latest")
     replay(
         home.context,
-        find_archive(home.context, "day"),
+        home.archives.get("day").info,
         ReplayOptions(parser=AT_OR_WHEN),
         LocalWorkers(1),
     )
@@ -325,7 +325,7 @@ def test_rollback_to_a_generation_from_a_copy_of_files(logs: Logs) -> None:
     assert logs.problems("day") == []
     rollback(home.context, "day")
     rollback(home.context, "day")
-    assert find_archive(home.context, "day").generation == 2
+    assert home.archives.get("day").info.generation == 2
     assert logs.held(name="day").total() == 40
 
 

@@ -23,7 +23,7 @@ __all__ = ["home"]
 
 def offsets(home: Home, generation: int) -> list[int]:
     """The offsets in the files of a generation, of its one source partition."""
-    archive = find_archive(home.context, "daily")
+    archive = home.archives.get("daily").info
     folder = f"{home.store.url.removeprefix('file://')}/{archive.folder(generation)}"
     if not list(Path(folder).rglob("*.parquet")):
         return []
@@ -32,7 +32,7 @@ def offsets(home: Home, generation: int) -> list[int]:
 
 
 def begin_of(home: Home, generation: int) -> tuple[str, str]:
-    pipeline = find_archive(home.context, "daily").pipeline(generation)
+    pipeline = home.archives.get("daily").info.pipeline(generation)
     (partition,) = read_partitions(home.context, pipeline)
     head = read_progress(home.context, pipeline, partition)
     assert head is not None
@@ -106,14 +106,14 @@ def test_promote_and_rollback_give_back_the_same_offsets(
     promote(home.context, "daily")
     assert (begin_of(home, 2), offsets(home, 2)) == (begin, held)
     made.grow(3)
-    drive(home, find_archive(home.context, "daily"))
+    drive(home, home.archives.get("daily").info)
     held = list(range(int(begin[0]), made.count))
     assert offsets(home, 2) == held
     rollback(home.context, "daily")
     assert (begin_of(home, 1), offsets(home, 1)) == (begin, held)
     report = verify_archive(
         home.context,
-        find_archive(home.context, "daily"),
+        home.archives.get("daily").info,
         ArchiveVerifyOptions(deep=True, source=True),
     )
     assert report.problems == []
@@ -130,12 +130,12 @@ def test_backfill_before_the_first_run_begins_where_the_archive_would(
     made.grow(5)
     built(home)
     promote(home.context, "daily")
-    drive(home, find_archive(home.context, "daily"))
+    drive(home, home.archives.get("daily").info)
     first = 10 if start == "latest" else 0
     assert offsets(home, 2) == list(range(first, 15))
     assert begin_of(home, 2) == (str(first), start)
     rollback(home.context, "daily")
-    drive(home, find_archive(home.context, "daily"))
+    drive(home, home.archives.get("daily").info)
     assert offsets(home, 1) == list(range(first, 15))
 
 
@@ -157,7 +157,7 @@ def test_backup_with_earlier_events_extends_an_archive_only_on_request(
     if start:
         assert offsets(home, 2) == list(range(10))
         assert begin_of(home, 2) == ("0", "earliest")
-        assert find_archive(home.context, "daily").format_of().start == "earliest"
+        assert home.archives.get("daily").info.format_of().start == "earliest"
         with pytest.raises(InvalidError, match="`t/0` from 0 to 6"):
             rollback(home.context, "daily")
     else:

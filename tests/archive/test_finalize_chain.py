@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.archive_look import FIRST_S, a_home, an_archive, drive
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive
 from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.model.archive import Archive
 
@@ -90,7 +89,7 @@ def test_chain_whose_topic_was_deleted_is_finalized_by_what_its_backup_has(home:
         drive(home, archive)
     finalize(home.context, last, NOW)
     assert marked(home, last) == 3
-    watermark_ms = find_archive(home.context, "last").watermark_ms
+    watermark_ms = home.archives.get("last").info.watermark_ms
     assert watermark_ms is not None
     assert watermark_ms > (BEGIN_S + 3 * DAY_S) * 1000
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.archive.test_archive import an_archive, fill
 from tidelog import Event, Home
-from tidelog.archive.archive import committed_files, find_archive, open_pipeline
+from tidelog.archive.archive import committed_files, open_pipeline
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.errors import FencedError, InvalidError, NotFoundError
@@ -80,7 +80,7 @@ def test_a_backfill_is_promoted_and_the_live_pipeline_goes_on_from_it(home: Home
     kinds = Counter(file.kind for _, file in committed_files(home.context, promoted))
     assert kinds["dead"] == 1
     fill(home, 50, first=1_000)
-    assert drive(home, find_archive(home.context, "daily")) == 50
+    assert drive(home, home.archives.get("daily").info) == 50
     assert listed(home, promoted, 2) == Counter(range(1_050))
     with pytest.raises(NotFoundError, match="no generation 1"):
         promoted.format_of(1)
@@ -154,7 +154,7 @@ def test_a_driver_of_the_old_generation_is_fenced(home: Home) -> None:
     thread.join(60)
     stop.set()
     assert failures, "it must not go on where nobody reads"
-    promoted = find_archive(home.context, "daily")
+    promoted = home.archives.get("daily").info
     assert sum(listed(home, promoted, 1).values()) == 300
     drive(home, promoted)
     assert listed(home, promoted, 2) == Counter(range(330))
@@ -193,7 +193,7 @@ def test_a_backfill_with_bad_settings_begins_nothing(home: Home, written_as: Arc
     archive = an_archive(home, "daily", parser="json:at")
     with pytest.raises((InvalidError, NotFoundError)):
         begin_backfill(home.context, "daily", written_as)
-    assert find_archive(home.context, "daily") == archive
+    assert home.archives.get("daily").info == archive
 
 
 def test_a_partition_that_ended_by_a_decision_has_ended_in_the_new_generation(home: Home) -> None:

@@ -18,7 +18,7 @@ from tests.connectors.kinesis.test_source import Stream
 from tests.servers.moto import KEYS
 from tests.support.kinesis_server import FakeKinesis, running_kinesis
 from tidelog import Home
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.generations import begin_backfill, promote, rollback
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
@@ -52,14 +52,14 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 def drive(home: Home, name: str, generation: int | None = None, **how: Any) -> int:
-    archive = find_archive(home.context, name)
+    archive = home.archives.get(name).info
     pipeline = open_pipeline(home.context, archive, LocalWorkers(2), generation)
     return Driver(home.context, pipeline, DriverOptions(**how)).run()
 
 
 def rows(home: Home, name: str) -> list[tuple[int, int, int]]:
     """Shard, offset and number of every event that the live generation's folder has."""
-    archive = find_archive(home.context, name)
+    archive = home.archives.get(name).info
     assert verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True)).problems == []
     folder = f"{home.store.url.removeprefix('file://')}/{archive.folder()}"
     found = duckdb.sql(
@@ -153,7 +153,7 @@ def test_events_keep_their_numbers_also_after_an_erasure_and_a_loss(
     put(stream, range(50))
     drive(home, "a")
     erased = erase_archived(
-        home.context, find_archive(home.context, "a"), Why("asked", "me"), key=b"key-3"
+        home.context, home.archives.get("a").info, Why("asked", "me"), key=b"key-3"
     )
     assert erased.events == 3
     put(stream, range(50, 60))

@@ -12,12 +12,11 @@ from tests.archive.test_fill import backfill, drive, home
 from tests.archive.test_roots import files, made
 from tests.faults.test_fill_deaths import deaths, dies
 from tidelog import Event, Home
-from tidelog.archive.archive import create_archive, find_archive, list_archives, open_pipeline
+from tidelog.archive.archive import create_archive, list_archives, open_pipeline
 from tidelog.archive.delete import delete_archive, delete_lost, end_archive
 from tidelog.archive.generations import begin_backfill
 from tidelog.archive.roots import removed_archives
 from tidelog.archive.status import Limits, read_status, troubles
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.purge import purge_once
@@ -51,7 +50,7 @@ def made_from(home: Home, name: str, source: str) -> Archive:
 def is_erased(home: Home) -> bool:
     home.delete("t", ids=["gone"], why="test")
     purge_once(home.context, home.topic("t"), grace_ms=0)
-    return prove_erased(home.context, home.topic("t"), ids=["gone"]).is_erased
+    return home.prove_erased("t", ids=["gone"]).is_erased
 
 
 def test_deleted_archive_whose_folder_is_gone_is_done(home: Home, tmp_path: Path) -> None:
@@ -70,7 +69,7 @@ def test_archive_whose_folder_is_lost_is_not_ended_half(
     shutil.rmtree(lake_of(home, tmp_path))
     with pytest.raises(InvalidError, match="`tidelog archive delete one --lost-files`"):
         end(home.context, "one")  # type: ignore[operator]
-    found = find_archive(home.context, "one")
+    found = home.archives.get("one").info
     assert found.ended is None
     (line,) = troubles(read_status(home.context, found), Limits())
     assert "its `one/_owner` is not there" in line
@@ -79,7 +78,7 @@ def test_archive_whose_folder_is_lost_is_not_ended_half(
 
 def test_archive_whose_files_are_lost_can_be_deleted(home: Home, tmp_path: Path) -> None:
     lake = lake_of(home, tmp_path)
-    pipeline = open_pipeline(home.context, find_archive(home.context, "one"), LocalWorkers())
+    pipeline = open_pipeline(home.context, home.archives.get("one").info, LocalWorkers())
     with pytest.raises(InvalidError, match=r"still holds `one/.*without --lost-files"):
         delete_lost(home.context, "one")
     shutil.copytree(lake / "one", tmp_path / "copy")

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.servers.kafka import Kafka
 from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
 from tidelog import Event, Home
-from tidelog.archive.archive import committed_files, find_archive
+from tidelog.archive.archive import committed_files
 from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.metrics import metrics_text, status_text
 from tidelog.archive.status import ArchiveStatus, Limits, WaitingTimes, read_status, troubles
@@ -165,7 +165,7 @@ def test_a_range_that_hangs_is_seen(home: Home) -> None:
     drive(home, archive)
     where = layout.pipeline_partition(archive.pipeline(), "t/0")
     intent = Intent("5", "9", began_ms=now_ms() - 1_000_000)
-    home.context.catalog.write(where, Put("intent", encode_row(intent)), write_id="x")
+    home.catalog.write(where, Put("intent", encode_row(intent)), write_id="x")
     status = read_status(home.context, archive)
     assert of(status).stuck
     assert "a range is in progress for 17 min" in said(status)
@@ -251,9 +251,9 @@ def test_status_does_not_read_commits(home: Home) -> None:
     fill(home, range(20))
     drive(home, archive)
     where = layout.pipeline_partition(archive.pipeline(), "t/0")
-    rows = [row.row for row in home.context.catalog.scan(where, "commit/", "commit0")]
+    rows = [row.row for row in home.catalog.scan(where, "commit/", "commit0")]
     spoilt = [Put(row, b"\xff not a row") for row in rows]
-    home.context.catalog.write(where, *spoilt, write_id="spoilt")
+    home.catalog.write(where, *spoilt, write_id="spoilt")
     assert of(read_status(home.context, archive)).events == 20
 
 
@@ -266,7 +266,7 @@ def test_the_metrics_are_what_prometheus_reads(home: Home) -> None:
     fill(home, range(30))
     drive(home, one)
     change_archive(home.context, "one", lambda a: msgspec.structs.replace(a, watermark_ms=1_500))
-    text = metrics_text(home.context, [find_archive(home.context, "one"), two])
+    text = metrics_text(home.context, [home.archives.get("one").info, two])
     found = families(text)
     events = {
         (sample.labels["archive"], sample.labels["partition"]): sample.value
@@ -305,7 +305,7 @@ def test_every_alert_is_made_of_metrics_that_exist(home: Home) -> None:
     fill(home, range(30))
     drive(home, archive)
     change_archive(home.context, "daily", lambda a: msgspec.structs.replace(a, watermark_ms=1))
-    text = metrics_text(home.context, [find_archive(home.context, "daily")])
+    text = metrics_text(home.context, [home.archives.get("daily").info])
     known = set(re.findall(r"^(tidelog_\w+)\{", text, re.MULTILINE))
     known |= set(re.findall(r"^(tidelog_\w+) ", ScribeMetrics().text(), re.MULTILINE))
     rules = yaml.safe_load(ALERTS.read_text())

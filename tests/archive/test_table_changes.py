@@ -21,7 +21,7 @@ from tests.support.iceberg_rest import serving
 from tests.support.sql_catalog import open_sql_catalog
 from tidelog import Event, Home
 from tidelog.archive import generations
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.delta import DeltaLog
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.iceberg import IcebergTable
@@ -33,7 +33,6 @@ from tidelog.archive.tables import (
     stale_entries,
 )
 from tidelog.erasure import rewrite as erase
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
@@ -127,7 +126,7 @@ def test_table_registered_once_follows_every_erasure(home: Home, table: str) -> 
     add(home, range(EVENTS, EVENTS + 10))
     drive(home, archive)
     register_table(home.context, archive, table)
-    assert find_archive(home.context, "daily").tables == (table,)
+    assert home.archives.get("daily").info.tables == (table,)
     erase_gone(home)  # from files of the first addition, not the last
     assert numbers(archive, table) == left(count=EVENTS + 10)
     erase_gone(home, [*GONE, 65])
@@ -142,7 +141,7 @@ def test_delete_with_proof_reaches_a_table_registered_once(home: Home, table: st
     home.delete("t", ids)
     purge_once(home.context, home.topic("t"), grace_ms=0)
     assert numbers(archive, table) == left()
-    assert prove_erased(home.context, home.topic("t"), ids).traces == []
+    assert home.prove_erased("t", ids=ids).traces == []
 
 
 def test_proof_names_stale_tables_and_registering_again_repairs_them(
@@ -161,13 +160,13 @@ def test_proof_names_stale_tables_and_registering_again_repairs_them(
         patch.setattr(erase, "correct_entries", lambda *_: None)
         erase_gone(home, [3])
         sweep_archives(home.context, grace_ms=-1)
-    found = prove_erased(home.context, home.topic("t"), ["id-3"]).traces
+    found = home.prove_erased("t", ids=["id-3"]).traces
     (trace,) = [each for each in found if each.object == f"table {table}"]
     assert "as it was before the erasure" in trace.what
     assert "tidelog archive register daily" in trace.do
-    assert repair_tables(home.context, find_archive(home.context, "daily")) == []
+    assert repair_tables(home.context, home.archives.get("daily").info) == []
     assert numbers(archive, table) == left([3], EVENTS + 10)
-    again = prove_erased(home.context, home.topic("t"), ["id-3"]).traces
+    again = home.prove_erased("t", ids=["id-3"]).traces
     assert [each for each in again if each.object.startswith("table")] == []
 
 
@@ -245,7 +244,7 @@ def test_generation_that_no_table_can_list_is_not_promoted(home: Home, table: st
     build(home, ArchiveFormat(parser="json:at", format="avro"))
     with pytest.raises(InvalidError, match=r"tables are made of parquet.*register daily --forget"):
         promote(home.context, "daily")
-    assert find_archive(home.context, "daily").generation == 1
+    assert home.archives.get("daily").info.generation == 1
     assert numbers(archive, table) == left([])
     forget_table(home.context, archive, table)
     assert promote(home.context, "daily").generation == 2
@@ -270,7 +269,7 @@ def test_register_that_slept_through_a_promote_does_not_bring_old_files_back(
 
     monkeypatch.setattr(IcebergTable, "through", after_a_promote)
     register_table(home.context, archive, table)
-    assert numbers(find_archive(home.context, "daily"), table) == left([])
+    assert numbers(home.archives.get("daily").info, table) == left([])
 
 
 def test_unreachable_table_does_not_stop_the_erasure_and_is_corrected_later(home: Home) -> None:
@@ -286,7 +285,7 @@ def test_unreachable_table_does_not_stop_the_erasure_and_is_corrected_later(home
         with pytest.raises(UnavailableError, match=r"lake\.t"):
             erase_gone(home, [3])
         assert numbers(archive, "delta") == left([3])
-        found = prove_erased(home.context, home.topic("t"), ["id-3"]).traces
+        found = home.prove_erased("t", ids=["id-3"]).traces
         assert f"table {table}" in {each.object for each in found}
         home.delete("t", ["id-10"])  # of a file that the same range has
         eraser.turn()
@@ -387,7 +386,7 @@ def test_table_is_recorded_before_it_lists_a_file(
         patch.setattr(kind, "add", dying)
         with pytest.raises(Crash):
             register_table(home.context, archive, table)
-    assert find_archive(home.context, "daily").tables == (table,)
+    assert home.archives.get("daily").info.tables == (table,)
     erase_gone(home)
     assert numbers(archive, table) == left()
 
@@ -450,7 +449,7 @@ def test_table_that_cannot_be_reached_or_is_not_ours_is_not_recorded(home: Home)
         register_table(home.context, archive, "iceberg:http://127.0.0.1:9#a.b")
     with pytest.raises(UnavailableError):
         change_tables(home.context, archive, "iceberg:http://127.0.0.1:9#a.b", keep=True)
-    assert find_archive(home.context, "daily").tables == ()
+    assert home.archives.get("daily").info.tables == ()
     with pytest.raises(InvalidError, match="has no table `delta`: its tables are none"):
         forget_table(home.context, archive, "delta")
 
@@ -479,7 +478,7 @@ def test_promote_to_folders_that_are_not_dates_is_refused_before_it_begins(
     build(home, ArchiveFormat(parser="json:at", layout={"date_format": "dt=%Y-%m"}))
     with pytest.raises(InvalidError, match=r"a folder is named `2026-11`.*--forget"):
         promote(home.context, "daily")
-    assert find_archive(home.context, "daily").generation == 1
+    assert home.archives.get("daily").info.generation == 1
     erase_gone(home)
     assert numbers(archive, table) == left()
 
@@ -517,7 +516,7 @@ def test_table_with_an_error_does_not_keep_a_promote_from_the_others(
     archive = an_archive(home, parser="json:at")
     drive(home, archive)
     for name in (f"iceberg:sqlite:///{tmp_path}/ice.db#ns.t", "delta"):
-        register_table(home.context, find_archive(home.context, "daily"), name)
+        register_table(home.context, home.archives.get("daily").info, name)
     build(home, ArchiveFormat(parser="json:at"))
 
     def failing(*_: object) -> None:
@@ -527,7 +526,7 @@ def test_table_with_an_error_does_not_keep_a_promote_from_the_others(
         patch.setattr(IcebergTable, "add", failing)
         with pytest.raises(InvalidError, match="no rights"):
             promote(home.context, "daily")
-    present = find_archive(home.context, "daily")
+    present = home.archives.get("daily").info
     assert (present.generation, numbers(present, "delta")) == (2, Counter(range(EVENTS)))
 
 

@@ -29,7 +29,7 @@ from tests.support.archive_look import AT, AT_OR_WHEN, FIRST_S, a_home, an_archi
 from tests.support.archive_look import value as mixed_value
 from tests.support.iceberg_rest import IcebergRest, serving
 from tidelog import Event, Home
-from tidelog.archive.archive import committed_files, find_archive
+from tidelog.archive.archive import committed_files
 from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.delta import DeltaLog
 from tidelog.archive.generations import begin_backfill, promote
@@ -381,7 +381,7 @@ def test_which_tables_an_archive_keeps(home: Home) -> None:
     assert register(home.context, archive) == []
     kept = change_tables(home.context, archive, "delta", keep=True)
     assert change_tables(home.context, archive, "delta", keep=True).kept == kept.kept == ("delta",)
-    (done,) = register(home.context, find_archive(home.context, "daily"))
+    (done,) = register(home.context, home.archives.get("daily").info)
     assert done.events == 10
     found = change_tables(home.context, archive, "delta", keep=False)
     assert (found.kept, found.tables) == ((), ("delta",))

@@ -9,7 +9,6 @@ from tests.archive.test_archive import fill
 from tests.archive.test_fill import drive, home, trim
 from tests.support.archive_look import an_archive
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.archive.verify_checks import SourceCheck
@@ -27,7 +26,7 @@ __all__ = ["home"]
 
 def problems(home: Home, name: str = "daily") -> list[str]:
     report = verify_archive(
-        home.context, find_archive(home.context, name), ArchiveVerifyOptions(deep=True, source=True)
+        home.context, home.archives.get(name).info, ArchiveVerifyOptions(deep=True, source=True)
     )
     return [f"{each.where}: {each.what}" for each in report.problems]
 

@@ -61,7 +61,7 @@ def fill(home: Home) -> None:
     )
     create_archive(home.context, wanted)
     home.append("orders", [Event(b'{"made": "2026-11-15T10:00:00Z"}') for _ in range(12)])
-    pipeline = open_pipeline(home.context, find_archive(home.context, "daily"), LocalWorkers())
+    pipeline = open_pipeline(home.context, home.archives.get("daily").info, LocalWorkers())
     Driver(home.context, pipeline, DriverOptions()).run()
     pump = open_pump(home.context, PumpOptions("topic:clicks", "t", "copying"), LocalWorkers())
     Driver(home.context, pump, DriverOptions()).run()

@@ -14,7 +14,6 @@ from tests.support.homes import a_catalog
 from tidelog import Event
 from tidelog.catalog import sqlite as sqlite_module
 from tidelog.catalog.base import Catalog, Delete, Put, clear_deleted_rows
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.purge import purge_once
 
 SECRET = b"a value that was erased"
@@ -80,7 +79,7 @@ def test_value_of_an_update_is_in_no_file_after_a_clean_proof(tmp_path: Path) ->
         home.delete("t", ["gone"])
         purge_once(home.context, home.topic("t"), 0)
         assert files_with(tmp_path, SECRET) == []
-        assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased
+        assert home.prove_erased("t", ids=["gone"]).is_erased
         assert files_with(tmp_path, SECRET) == []
 
 
@@ -97,10 +96,10 @@ def test_proof_is_not_clean_while_the_log_has_deleted_rows(
         reader.execute("SELECT count(*) FROM rows").fetchall()
         home.delete("t", ["gone"])
         purge_once(home.context, home.topic("t"), 0)
-        (trace,) = prove_erased(home.context, home.topic("t"), ["gone"]).traces
+        (trace,) = home.prove_erased("t", ids=["gone"]).traces
         assert (trace.object, trace.what) == (
             home.catalog.url,
             "its log holds rows that were deleted",
         )
         reader.close()
-        assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased
+        assert home.prove_erased("t", ids=["gone"]).is_erased

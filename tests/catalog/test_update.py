@@ -11,7 +11,18 @@ import pytest
 
 from tidelog.catalog.base import ABSENT, Catalog, Change, Delete, Put, Row
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.catalog.update import RACE, REREAD, Decision, Rows, attempts, read_stable, update
+from tidelog.catalog.update import (
+    RACE,
+    REREAD,
+    Decision,
+    Rows,
+    attempts,
+    pause,
+    read_if_stable,
+    read_stable,
+    rounds,
+    update,
+)
 from tidelog.clock import Clock, Ids, RandomIds
 from tidelog.errors import (
     ConflictError,
@@ -325,6 +336,22 @@ def test_attempts_wait_between_each_other_and_end_in_the_error() -> None:
     assert 25 <= waited[2][1] - waited[1][1] <= 50
 
 
+def test_rounds_wait_only_where_their_caller_pauses() -> None:
+    tools, seen = Tools(Meddler()), []
+    began_s = tools.clock.monotonic_s()
+
+    def never_done() -> None:
+        for number in rounds(3, UnavailableError("busy")):
+            seen.append((number, round((tools.clock.monotonic_s() - began_s) * 1000)))
+            if number == 1:
+                pause(tools, number, Backoff(3, base_ms=40, max_ms=100))
+
+    with pytest.raises(UnavailableError, match="busy"):
+        never_done()
+    assert seen[:2] == [(0, 0), (1, 0)]
+    assert 40 <= seen[2][1] <= 80
+
+
 def test_error_after_a_lost_reply_does_not_say_that_nothing_was_written() -> None:
     catalog = Meddler()
     catalog.replies = ["lost before"] * 1_000
@@ -384,6 +411,7 @@ def test_read_that_is_always_disturbed_ends_in_the_error_of_its_caller() -> None
         read_stable(tools, lambda: calls.append(1), failed)
     assert raised.value is failed
     assert len(calls) == REREAD.attempts
+    assert read_if_stable(tools, lambda: None) is None
     assert 0 < tools.clock.monotonic_s() - began_s < 2
 
 

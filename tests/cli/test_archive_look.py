@@ -13,7 +13,7 @@ import pytest
 import tidelog as library
 from tests.support.archive_look import AT, AT_OR_WHEN, fill, value
 from tests.support.cli_run import Run
-from tidelog.archive.archive import committed_files, find_archive
+from tidelog.archive.archive import committed_files
 from tidelog.cli.commands.archive import archive
 from tidelog.cli.commands.archive_look import cat, dead, find, verify
 
@@ -85,9 +85,7 @@ def test_cat(run: Run, tmp_path: Path) -> None:
     assert sorted(row["offset"] for row in few) == [10, 11, 13, 16, 17, 19]
     assert len(run("archive", "cat", "daily", "--limit", "3").rows()) == 3
     with library.open() as home:
-        files = [
-            file for _, file in committed_files(home.context, find_archive(home.context, "daily"))
-        ]
+        files = [file for _, file in committed_files(home.context, home.archives.get("daily").info)]
         root = home.store.url.removeprefix("file://")
     for file in files:
         one = run("archive", "cat", "daily", file.target)

@@ -13,7 +13,6 @@ from tests.log.test_targets import answering
 from tests.support.cli_run import Run
 from tests.support.iceberg_rest import serving
 from tidelog import Event
-from tidelog.archive.archive import find_archive
 from tidelog.catalog.base import Put
 from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row
@@ -118,7 +117,7 @@ def test_status_lists_ranges_that_were_set_aside(tidelog: Run) -> None:
     run(tidelog)
     assert tidelog("archive", "status", "daily", "--json").rows()[0]["aside"] == []
     with library.open() as home:
-        own = find_archive(home.context, "daily").pipeline()
+        own = home.archives.get("daily").info.pipeline()
         gone = Aside("t/0", "5", "9", 4, ("archives/daily/_aside/x/a.parquet",), 1_794_700_800_000)
         change = Put(layout.aside_row("x"), encode_row(gone))
         where = layout.pipeline_partition(own, "t/0")

@@ -17,7 +17,6 @@ from tests.archive.test_archive import an_archive
 from tests.support.cli_run import start
 from tests.support.up_run import SECONDS_MAX, archived, eventually, is_gone, tidelog
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive
 from tidelog.archive.delete import end_archive
 from tidelog.coordination.jobs import SupervisedPart
 from tidelog.maintenance.follower import Follower
@@ -52,7 +51,7 @@ def test_a_promoted_generation_is_gone_over_to(home: Home, place: Path) -> None:
         eventually("it follows", lambda: archived(home, "raw") == 2)
         tidelog(place, "archive", "backfill", "raw", "--no-spark", "--format", "jsonlines")
         tidelog(place, "archive", "promote", "raw")
-        assert find_archive(home.context, "raw").generation == 2
+        assert home.archives.get("raw").info.generation == 2
         home.append("orders", [Event(b"three")])
         eventually("the new generation is followed", lambda: archived(home, "raw") == 3)
         eventually("and said so", lambda: parts["archive raw"].state == "running")

@@ -24,7 +24,6 @@ import tidelog as library
 from tests.support.cli_run import TIDELOG, Run
 from tests.support.waiting import until
 from tidelog import Event
-from tidelog.archive.archive import find_archive
 from tidelog.archive.delete import end_archive
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.connectors.source import SourcePartition
@@ -121,7 +120,7 @@ def silent(place: Place) -> None:
     place.send()
     place.drive()
     with library.open() as home:
-        where = layout.pipeline_members(find_archive(home.context, "daily").pipeline())
+        where = layout.pipeline_members(home.archives.get("daily").info.pipeline())
         gone = Put(layout.member_row("other"), encode_row(Member(1, "", 1)), ABSENT)
         home.catalog.write(where, gone, write_id=home.context.ids.new())
 
@@ -131,7 +130,7 @@ def stuck(place: Place) -> None:
     place.drive()
     place.send()
     with library.open() as home:
-        where = layout.pipeline_partition(find_archive(home.context, "daily").pipeline(), "t/0")
+        where = layout.pipeline_partition(home.archives.get("daily").info.pipeline(), "t/0")
         topic = home.topic("t")
         intent = Intent("10", "20", (), began_ms=1, incarnation=topic.incarnation)
         put = Put("intent", encode_row(intent), ABSENT)
@@ -143,7 +142,7 @@ def failing(place: Place) -> None:
     place.drive()
     place.send()
     with library.open() as home:
-        failures = PipelineFailures(home.context, find_archive(home.context, "daily").pipeline())
+        failures = PipelineFailures(home.context, home.archives.get("daily").info.pipeline())
         error = UnavailableError("broker: away: try again")
         failures.add([(SourcePartition("t", "0"), error)])
 
@@ -287,7 +286,7 @@ def test_outage_that_a_driver_reports_ends_when_the_source_answers(place: Place)
     place.send()
     place.drive()
     with library.open() as home:
-        pipeline = find_archive(home.context, "daily").pipeline()
+        pipeline = home.archives.get("daily").info.pipeline()
         PipelineFailures(home.context, pipeline).add_whole(
             UnavailableError("broker: away: try again")
         )
@@ -307,7 +306,7 @@ def test_account_that_does_not_add_up_is_named_by_verify_and_ends_with_the_right
     place.send()
     place.drive()
     with library.open() as home:
-        where = layout.pipeline_partition(find_archive(home.context, "daily").pipeline(), "t/0")
+        where = layout.pipeline_partition(home.archives.get("daily").info.pipeline(), "t/0")
         right = home.catalog.get(where, "head")
         assert right is not None
         head = decode_row(right.value, Progress, "head")

@@ -21,7 +21,6 @@ import pytest
 import tidelog as library
 from tests.support.cli_run import Run
 from tidelog import Event
-from tidelog.archive.archive import find_archive
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row
@@ -123,7 +122,7 @@ def damage_file(place: Place) -> None:
 
 def lose_manifest(place: Place) -> None:
     with library.open() as home:
-        pipeline = find_archive(home.context, "daily").pipeline()
+        pipeline = home.archives.get("daily").info.pipeline()
     for each in place.objects(f"*{pipeline}*/**/*"):
         if each.is_file() and "manifest" in str(each):
             each.unlink()
@@ -256,7 +255,7 @@ def test_marker_is_right_once_the_bytes_that_verify_names_are_in_its_place(
 def test_range_that_a_driver_left_is_finished_by_the_command_of_its_note(archived: Place) -> None:
     archived.send(4, first=20)
     with library.open() as home:
-        where = layout.pipeline_partition(find_archive(home.context, "daily").pipeline(), "t/0")
+        where = layout.pipeline_partition(home.archives.get("daily").info.pipeline(), "t/0")
         intent = Intent("13", "17", (), began_ms=1, incarnation=home.topic("t").incarnation)
         put = Put("intent", encode_row(intent), ABSENT)
         home.catalog.write(where, put, write_id=home.context.ids.new())
@@ -297,7 +296,7 @@ def test_lost_dead_letters_are_there_again_after_the_backfill_that_verify_names(
 ) -> None:
     with library.open() as home:
         home.append("t", [Event(b"no json", id="bad")])
-        letters = f"{find_archive(home.context, 'daily').dead}/**/*"
+        letters = f"{home.archives.get('daily').info.dead}/**/*"
     archived.run("archive", "run", "daily", "--no-spark")
     for each in archived.objects(letters):
         if each.is_file():

@@ -14,8 +14,7 @@ from tidelog.codec.sizes import fitting_rows, row_sizes, slices
 from tidelog.connectors.sink import lot_pieces
 from tidelog.log.producer.producer import Producer
 from tidelog.model.event import Event
-from tidelog.playback.pages import _fitting
-from tidelog.playback.search import _some
+from tidelog.playback.pages import _fitting, _some
 
 LARGE = 50_000
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.waiting import until
 from tidelog import Event, Home
-from tidelog.archive.archive import create_archive, find_archive, open_pipeline, sink_settings
+from tidelog.archive.archive import create_archive, open_pipeline, sink_settings
 from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.status import read_status
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
@@ -138,7 +138,7 @@ def _drive(home: Home, name: str) -> CycleReport:
     def note(report: CycleReport) -> None:
         all_of_it.aside.extend(report.aside)
 
-    pipeline = open_pipeline(home.context, find_archive(home.context, name), LocalWorkers(1))
+    pipeline = open_pipeline(home.context, home.archives.get(name).info, LocalWorkers(1))
     Driver(home.context, pipeline, DriverOptions(on_cycle=note)).run()
     return all_of_it
 
@@ -166,7 +166,7 @@ def test_ranges_committed_during_the_backup_are_set_aside_after_the_restore(
             _append(home, first, 10)
             for name in ("raw", "daily"):
                 _drive(home, name)
-        finalize(home.context, find_archive(home.context, "daily"), FinalizeOptions(delay_ms=0))
+        finalize(home.context, home.archives.get("daily").info, FinalizeOptions(delay_ms=0))
         backup.store()
         _append(home, 70, 10)
         _drive(home, "raw")
@@ -180,9 +180,9 @@ def test_ranges_committed_during_the_backup_are_set_aside_after_the_restore(
                 ("50", "60", 10),
                 ("60", "70", 10),
             ]
-            recorded = read_aside(home.context, find_archive(home.context, name).pipeline())
+            recorded = read_aside(home.context, home.archives.get(name).info.pipeline())
             assert sorted(recorded, key=lambda each: each.start) == aside
-            status = read_status(home.context, find_archive(home.context, name))
+            status = read_status(home.context, home.archives.get(name).info)
             assert sorted(status.aside, key=lambda each: each.start) == aside
             for file in (file for each in aside for file in each.files):
                 assert f"archives/{name}/_aside/" in file
@@ -191,14 +191,14 @@ def test_ranges_committed_during_the_backup_are_set_aside_after_the_restore(
             assert _listed(home, name) == expected
             assert sum(expected.values()) == 65
             found = verify_archive(
-                home.context, find_archive(home.context, name), ArchiveVerifyOptions(deep=True)
+                home.context, home.archives.get(name).info, ArchiveVerifyOptions(deep=True)
             )
             assert (found.problem_count, found.events) == (0, 65), found.problems
         _append(home, 15, 5, "after")
         for name in ("raw", "daily"):
             assert _drive(home, name).aside == []
             assert sum(_listed(home, name).values()) == 70
-        finalize(home.context, find_archive(home.context, "daily"), FinalizeOptions(delay_ms=0))
+        finalize(home.context, home.archives.get("daily").info, FinalizeOptions(delay_ms=0))
         sweep_archives(home.context, 0)
         report = home.verify("t")  # the store's copy has events that the catalog's does not know
         assert report.errors == report.proven_losses > 0
@@ -236,7 +236,7 @@ def test_range_that_was_under_way_at_the_backup_is_not_doubled(tmp_path: Path) -
         assert [(each.start, each.end) for each in aside] in ([("20", "30")], [])
         assert _listed(home, "raw") == Counter(event.value for event in home.read("t"))
         found = verify_archive(
-            home.context, find_archive(home.context, "raw"), ArchiveVerifyOptions(deep=True)
+            home.context, home.archives.get("raw").info, ArchiveVerifyOptions(deep=True)
         )
         assert found.problem_count == 0, found.problems
 
@@ -259,14 +259,14 @@ def test_setting_aside_that_dies_after_any_call_is_finished_by_the_next(
     backup.restore(place)
     with open_home(place) as home:
         _append(home, 0, 3, "after")
-        pipeline = open_pipeline(home.context, find_archive(home.context, "raw"), LocalWorkers(1))
+        pipeline = open_pipeline(home.context, home.archives.get("raw").info, LocalWorkers(1))
         faults = Faults(crash_after_call=call)
         context = replace(
             home.context,
             store=FaultyStore(home.store, faults),
             catalog=FaultyCatalog(home.catalog, faults),
         )
-        sink = ArchiveSink(sink_settings(find_archive(home.context, "raw")))
+        sink = ArchiveSink(sink_settings(home.archives.get("raw").info))
         store = FaultyStore(sink._store(), faults)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sink, "_store", lambda: store)
@@ -284,4 +284,4 @@ def test_setting_aside_that_dies_after_any_call_is_finished_by_the_next(
             report = next_one.run({each: held.end for each, held in bounds.items()}, bounds)
             assert report.errors == {}
         assert _listed(home, "raw") == Counter(event.value for event in home.read("t"))
-        assert len(read_aside(home.context, find_archive(home.context, "raw").pipeline())) == 1
+        assert len(read_aside(home.context, home.archives.get("raw").info.pipeline())) == 1

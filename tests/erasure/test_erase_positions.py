@@ -19,7 +19,7 @@ from tests.support.archive_look import AT, FIRST_S, a_home, an_archive, drive
 from tests.support.kinesis_server import running_kinesis
 from tidelog import Event, Home
 from tidelog.archive import fill
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.read import ArchiveFiles
 from tidelog.connectors.by_url import store_at
@@ -77,10 +77,10 @@ def test_other_archive_keeps_its_event_at_the_offset_of_an_erased_one(home: Home
     topic(home, "new")
     drive(home, an_archive(home, "daily", parser=AT))
     begin_backfill(home.context, "daily", ArchiveFormat(parser=AT, source="archive:raw"))
-    erase_archived(home.context, find_archive(home.context, "raw"), WHY, ids=["old-2"])
-    assert ids(home, find_archive(home.context, "raw"), 1) == every("old", 2)
-    assert ids(home, find_archive(home.context, "daily"), 1) == every("new")
-    (record,) = read_audit(home.context, find_archive(home.context, "raw"))
+    erase_archived(home.context, home.archives.get("raw").info, WHY, ids=["old-2"])
+    assert ids(home, home.archives.get("raw").info, 1) == every("old", 2)
+    assert ids(home, home.archives.get("daily").info, 1) == every("new")
+    (record,) = read_audit(home.context, home.archives.get("raw").info)
     assert (record.state, record.sources) == ("done", (AuditedSource("t/0", old),))
 
 
@@ -95,7 +95,7 @@ def test_generation_of_a_topic_created_again_keeps_its_event_at_that_offset(
     home.delete_topic("t")
     topic(home, "new")
     build(home, "daily", ArchiveFormat(parser=AT))
-    daily = find_archive(home.context, "daily")
+    daily = home.archives.get("daily").info
     assert ids(home, daily, 2) == every("new")
     erase_archived(home.context, daily, WHY, ids=["old-2"])
     assert ids(home, daily, 1) == every("old", 2)
@@ -112,10 +112,10 @@ def test_generation_that_a_dropped_one_filled_is_erased_from(home: Home) -> None
     build(home, "daily", ArchiveFormat(parser=AT, codec="gzip"))
     promote(home.context, "daily")
     drop_generation(home.context, "daily", 2)
-    assert ids(home, find_archive(home.context, "daily"), 3) == every("old")
-    erase_archived(home.context, find_archive(home.context, "raw"), WHY, ids=["old-2"])
+    assert ids(home, home.archives.get("daily").info, 3) == every("old")
+    erase_archived(home.context, home.archives.get("raw").info, WHY, ids=["old-2"])
     for generation in (1, 3):
-        assert ids(home, find_archive(home.context, "daily"), generation) == every("old", 2)
+        assert ids(home, home.archives.get("daily").info, generation) == every("old", 2)
 
 
 def test_numbers_of_one_archive_mean_nothing_in_another_one_of_the_stream(tmp_path: Path) -> None:
@@ -144,9 +144,7 @@ def test_numbers_of_one_archive_mean_nothing_in_another_one_of_the_stream(tmp_pa
 
         assert values(later) == list(range(10, 30))
         before = len(values(first))
-        erased = erase_archived(
-            home.context, find_archive(home.context, "first"), WHY, key=b"key-3"
-        )
+        erased = erase_archived(home.context, home.archives.get("first").info, WHY, key=b"key-3")
         assert erased.events > 0
         assert len(values(first)) == len(values(copy)) == before - erased.events
         assert values(later) == list(range(10, 30))

@@ -14,7 +14,6 @@ from tidelog.coordination.audit import Why
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.proof import Proof
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
@@ -38,7 +37,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 def prove(home: Home) -> Proof:
-    return prove_erased(home.context, home.topic("t"), ids=["id-2"])
+    return home.prove_erased("t", ids=["id-2"])
 
 
 def offsets(home: Home) -> list[int | None]:

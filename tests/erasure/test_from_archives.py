@@ -25,7 +25,6 @@ from tidelog.coordination.audit import AuditedSource, Why, id_hash, read_audit
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.from_archives import erase_archived
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.ledger import read_erased, was_erased
 from tidelog.log.maintenance.trim import ToOffsets
@@ -80,7 +79,7 @@ WHY: dict[str, Any] = {"why": "asked for", "who": "ada"}
 def test_copy_that_a_restore_brings_during_the_delete_is_deleted_too(home: Home, by: str) -> None:
     archives(home)
     home.trim("t", ToOffsets({0: 3, 1: 3}))
-    catalog = home.context.catalog
+    catalog = home.catalog
     write = catalog.write
     restored: list[int] = []
 
@@ -114,7 +113,7 @@ def test_trimmed_event_is_erased_from_archives_by_its_id(home: Home) -> None:
     purge_once(home.context, home.topic("t"), grace_ms=0)
     for archive in made:
         assert held(home, archive) == ["v1", "v2", "v3", "v5"]
-    proof = prove_erased(home.context, home.topic("t"), ["id-0", "id-4"])
+    proof = home.prove_erased("t", ids=["id-0", "id-4"])
     assert proof.is_erased
     assert proof.known
     assert read_erased(home.context, home.topic("t")).has("id-0")
@@ -133,7 +132,7 @@ def test_trimmed_events_are_erased_from_archives_by_key(home: Home) -> None:
     for archive in made:
         assert held(home, archive) == ["v4", "v5"]
     purge_once(home.context, home.topic("t"), grace_ms=0)
-    proof = prove_erased(home.context, home.topic("t"), keys=[b"ada"])
+    proof = home.prove_erased("t", keys=[b"ada"])
     assert proof.is_erased
     assert proof.known
 

@@ -21,7 +21,6 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.tables import register_table
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.metadata_objects import event_values
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.purge import purge_once
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
@@ -60,7 +59,7 @@ def test_ids_and_keys_that_are_words_of_iceberg_metadata_are_proved_erased(tmp_p
         purge_once(home.context, home.topic("t"), 0)
         purge_once(home.context, home.topic("t"), 0)
         for each in WORDS:
-            traces = prove_erased(home.context, home.topic("t"), [each], [each.encode()]).traces
+            traces = home.prove_erased("t", ids=[each], keys=[each.encode()]).traces
             assert traces == [], each
 
 
@@ -154,7 +153,7 @@ def table_name(folder: Path) -> str:
 
 def rebuild(home: Home) -> None:
     """Do what a proof advises for names that are made of erased events."""
-    written_as = find_archive(home.context, "daily").format_of()
+    written_as = home.archives.get("daily").info.format_of()
     built, generation = begin_backfill(home.context, "daily", written_as)
     Driver(
         home.context,
@@ -166,10 +165,7 @@ def rebuild(home: Home) -> None:
 
 def prove(home: Home, user: str) -> list[str]:
     purge_once(home.context, home.topic("t"), 0)
-    return [
-        each.object
-        for each in prove_erased(home.context, home.topic("t"), (), [user.encode()]).traces
-    ]
+    return [each.object for each in home.prove_erased("t", keys=[user.encode()]).traces]
 
 
 def rows(folder: Path) -> list[str]:

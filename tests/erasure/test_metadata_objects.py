@@ -20,7 +20,6 @@ from tidelog.archive.tables import change_tables, register
 from tidelog.coordination.pipeline_rows import counting_files
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.metadata_objects import event_values
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.log.producer.append import Appender
 from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive
@@ -59,7 +58,7 @@ def test_ids_that_are_words_of_a_table_log_are_proved_erased(
     purge_once(home.context, home.topic("t"), 0)
     purge_once(home.context, home.topic("t"), 0)
     for each in (*WORDS, DAY):
-        assert prove_erased(home.context, home.topic("t"), [each]).traces == []
+        assert home.prove_erased("t", ids=[each]).traces == []
 
 
 def local_path(home: Home, archive: Archive) -> Path:
@@ -119,7 +118,7 @@ def test_folder_that_only_the_erased_event_had_is_a_trace(tmp_path: Path) -> Non
         name = file.target.split("/")[-2]
         home.append("t", [Event(b'{"at": 2}', id=name)])
         home.delete("t", [name])
-        traces = prove_erased(home.context, home.topic("t"), [name]).traces
+        traces = home.prove_erased("t", ids=[name]).traces
         assert "has one of them in the name of its folder" in [each.what for each in traces]
 
 
@@ -141,7 +140,7 @@ def test_no_catalog_row_keeps_an_erased_id(tmp_path: Path) -> None:
         home.delete("t", ["erased-person"], why="asked for")
         purge_once(home.context, home.topic("t"), 0)
         purge_once(home.context, home.topic("t"), 0)
-        proof = prove_erased(home.context, home.topic("t"), ["erased-person"])
+        proof = home.prove_erased("t", ids=["erased-person"])
         assert (proof.traces, proof.known) == ([], True)
     with sqlite3.connect(tmp_path / "c.sqlite") as connection:
         rows = connection.execute("SELECT * FROM rows").fetchall()
@@ -160,7 +159,7 @@ def test_orphan_that_a_sweep_keeps_as_a_possible_loss_can_be_removed(
         home.delete("t", ["gone"])
         for _ in range(2):
             purge_once(home.context, topic, 0)
-        assert prove_erased(home.context, topic, ["gone"]).traces == []
+        assert home.prove_erased(topic.name, ids=["gone"]).traces == []
     with a_home(tmp_path) as home, monkeypatch.context() as patch:
 
         def refuses(*_: object, **__: object) -> None:
@@ -171,7 +170,7 @@ def test_orphan_that_a_sweep_keeps_as_a_possible_loss_can_be_removed(
             home.append("t", [Event(b"1", id="gone")])
     with a_home(tmp_path) as home:
         assert home.sweep(0).objects_doubted == 1
-        (trace,) = prove_erased(home.context, topic, ["gone"]).traces
+        (trace,) = home.prove_erased(topic.name, ids=["gone"]).traces
         assert "`tidelog sweep --accept-loss t`" in trace.do
         home.sweep(0, accept_loss=["t"])
-        assert prove_erased(home.context, topic, ["gone"]).traces == []
+        assert home.prove_erased(topic.name, ids=["gone"]).traces == []

@@ -11,10 +11,8 @@ import pytest
 
 from tests.archive.test_names import Shell
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive
+from tidelog.coordination.copy_records import DeadLetterRecorder
 from tidelog.erasure.from_archives import erase_archived
-from tidelog.erasure.proof_search import prove_erased
-from tidelog.log.consumer.dead_letter_topics import DeadLetterRecorder
 from tidelog.testing.scheduler import FakeClock
 
 
@@ -28,17 +26,15 @@ def test_erase_from_a_copy_names_the_archive_that_still_holds_the_event(tmp_path
         shell("archive", "run", name, "--no-spark")
     home.delete_topic("t", past_readers=True)
     reason = home.reason("asked", "ada")
-    done = erase_archived(home.context, find_archive(home.context, "copy"), reason, ["gone"])
+    done = erase_archived(home.context, home.archives.get("copy").info, reason, ["gone"])
     assert {each.archive for each in done.archives} == {"copy", "far"}
     (left,) = done.left
     assert left.startswith("archive `first`: `copy` was made from it, and it holds 1 of these")
     assert (
-        erase_archived(home.context, find_archive(home.context, "first"), reason, ["gone"]).left
-        == ()
+        erase_archived(home.context, home.archives.get("first").info, reason, ["gone"]).left == ()
     )
     assert (
-        erase_archived(home.context, find_archive(home.context, "copy"), reason, ["stays"]).events
-        == 1
+        erase_archived(home.context, home.archives.get("copy").info, reason, ["stays"]).events == 1
     )
 
 
@@ -50,7 +46,7 @@ def test_erase_names_sources_that_it_does_not_search(tmp_path: Path) -> None:
     shell("archive", "run", "a", "--no-spark")
     home = shell.made
     done = erase_archived(
-        home.context, find_archive(home.context, "a"), home.reason("asked", "ada"), ["x"]
+        home.context, home.archives.get("a").info, home.reason("asked", "ada"), ["x"]
     )
     (said,) = done.out_of_reach
     assert said == f"source `file:{tmp_path}/in`: was not searched: delete these events there too"
@@ -66,10 +62,10 @@ def test_proof_of_a_restored_topic_names_the_archive_that_it_came_from(tmp_path:
     shell("archive", "run", "a", "--no-spark")
     shell("archive", "restore", "a", "--to", "topic:back", "--no-spark")
     home.delete("back", ["gone"])
-    (said,) = prove_erased(home.context, home.topic("back"), ["gone"]).out_of_reach
+    (said,) = home.prove_erased("back", ids=["gone"]).out_of_reach
     assert said.startswith("archive `a`: pipeline `")
     assert said.endswith("erase these events there too, with `tidelog archive erase a`")
-    assert prove_erased(home.context, home.topic("t"), ["gone"]).out_of_reach == []
+    assert home.prove_erased("t", ids=["gone"]).out_of_reach == []
 
 
 def test_copy_of_an_event_dated_in_the_future_is_a_trace_of_its_key(tmp_path: Path) -> None:

@@ -170,17 +170,17 @@ def test_an_erased_event_is_nowhere_and_another_one_is_found(home: Home) -> None
     assert len(before) >= 12, "segment, files of four archives, sidecars, dead letters"
     assert set(bounds_are_plain(home, archives[2])) == {True}
     delete(home, ids_of(ERASED))
-    half_way = prove_erased(home.context, topic, ids_of(ERASED))
+    half_way = home.prove_erased(topic.name, ids=ids_of(ERASED))
     assert not half_way.is_erased
     assert {trace.object for trace in half_way.traces} <= before
     done = purge_once(home.context, topic, grace_ms=0)
     assert sum(each.events for each in done.archives) == 4 * 4
-    proof = prove_erased(home.context, topic, ids_of(ERASED))
+    proof = home.prove_erased(topic.name, ids=ids_of(ERASED))
     assert proof.traces == []
     assert proof.objects >= 12
     assert holders(home, ERASED) == set()
     assert len(holders(home, CONTROL)) >= 12
-    control = prove_erased(home.context, topic, ids_of(CONTROL))
+    control = home.prove_erased(topic.name, ids=ids_of(CONTROL))
     assert not control.is_erased
     assert any("was not deleted" in trace.what for trace in control.traces)
     for archive in archives[:1]:
@@ -196,7 +196,7 @@ def test_a_person_is_erased_by_key(home: Home) -> None:
     amended = Amender(home.context, lookup, Why("tester")).delete_key(key, lambda _: None)
     assert amended.events == 4
     purge_once(home.context, topic, grace_ms=0)
-    assert prove_erased(home.context, topic, keys=[key]).is_erased
+    assert home.prove_erased(topic.name, keys=[key]).is_erased
     assert holders(home, ERASED) == set()
 
 
@@ -207,10 +207,10 @@ def test_the_values_that_updates_have_replaced_are_gone_too(home: Home) -> None:
     large = b"large-" + ERASED.encode() * 4_000
     amender.update(dict.fromkeys(ids_of(ERASED), large))
     delete(home, ids_of(ERASED))
-    proof = prove_erased(home.context, topic, ids_of(ERASED))
+    proof = home.prove_erased(topic.name, ids=ids_of(ERASED))
     assert any("amendments/" in trace.object for trace in proof.traces)
     purge_once(home.context, topic, grace_ms=0)
-    assert prove_erased(home.context, topic, ids_of(ERASED)).is_erased
+    assert home.prove_erased(topic.name, ids=ids_of(ERASED)).is_erased
     assert holders(home, ERASED) == set()
 
 
@@ -225,7 +225,7 @@ def test_an_id_that_was_appended_anew_is_another_event(home: Home) -> None:
     for archive in archives:
         drive(home, archive)
     home.sweep(grace=0)  # the append may have stored its segment twice, as a sweep had passed
-    assert prove_erased(home.context, topic, [first]).is_erased
+    assert home.prove_erased(topic.name, ids=[first]).is_erased
 
 
 def test_what_is_staged_counts(home: Home) -> None:
@@ -235,7 +235,7 @@ def test_what_is_staged_counts(home: Home) -> None:
     segment = next(iter(home.store.list("topics/"))).key
     home.store.copy(segment, "staging/some.pipeline/0000000001/attempt/0")
     purge_once(home.context, topic, grace_ms=0)
-    proof = prove_erased(home.context, topic, ids_of(ERASED))
+    proof = home.prove_erased(topic.name, ids=ids_of(ERASED))
     assert [trace.object for trace in proof.traces] == [
         "staging/some.pipeline/0000000001/attempt/0"
     ]

@@ -16,7 +16,6 @@ from tests.archive.test_names import Shell
 from tests.erasure.test_from_archives import _stalled, _Waiting
 from tests.support.archive_look import FIRST_S, a_home, an_archive, drive
 from tidelog import Event, Home, Proof
-from tidelog.archive.archive import find_archive
 from tidelog.cli.main import cli
 from tidelog.connectors.source import SourcePartition
 from tidelog.coordination.audit import AuditRecord, put_record
@@ -173,7 +172,7 @@ def test_rows_that_quote_an_event_are_named(home: Home, tmp_path: Path) -> None:
     of_files(home, tmp_path)
     drive(home, an_archive(home, "copy", source="archive:daily"))
     assert erase(home).traces == []
-    daily, copy = (find_archive(home.context, each) for each in ("daily", "copy"))
+    daily, copy = (home.archives.get(each).info for each in ("daily", "copy"))
     (line,) = home.archives.get("daily").status().partitions
     partition = SourcePartition.named(line.partition)
     for archive in (daily, copy):
@@ -251,7 +250,7 @@ def test_event_that_is_archived_after_the_erasure_is_another_one(
         (tmp_path / "src" / "more").unlink()
         with (tmp_path / "src" / "a.jsonl").open("a") as file:
             file.write(more)
-        drive(home, find_archive(home.context, "daily"))
+        drive(home, home.archives.get("daily").info)
         assert len(holding(tmp_path, GONE)) == left, "drivers leave out what is older"
     assert [each.suffix for each in holding(tmp_path, GONE)] == [".parquet"]
     assert home.archives.get("daily").prove_erased(ids=[GONE]).verdict == "erased"

@@ -14,7 +14,7 @@ import pytest
 from tests.support.archive_look import FIRST_S, a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive import generations
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.read import ArchiveFiles
@@ -24,7 +24,6 @@ from tidelog.codec.formats.avro import AvroFormat
 from tidelog.codec.parsers import Layout, LayoutSettings
 from tidelog.connectors.archive.staging import Spool
 from tidelog.erasure.proof import Trace
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive, ArchiveFormat
@@ -61,7 +60,7 @@ def build(home: Home, archive: Archive, parser: str = "") -> int:
 
 
 def prove(home: Home, *ids: str, keys: tuple[bytes, ...] = ()) -> list[Trace]:
-    return prove_erased(home.context, home.topic("t"), ids, keys).traces
+    return home.prove_erased("t", ids=ids, keys=keys).traces
 
 
 def test_copy_of_a_driver_into_a_dropped_generation_is_found_and_swept(
@@ -96,7 +95,7 @@ def test_copy_of_a_driver_into_a_dropped_generation_is_found_and_swept(
     assert prove(home, *ids) == []
     for key in (*left, late, dead):
         assert list(home.store.list(key)) == [], key
-    drive(home, find_archive(home.context, "daily"))
+    drive(home, home.archives.get("daily").info)
 
 
 def test_strays_of_every_removed_generation_go(home: Home) -> None:
@@ -106,7 +105,7 @@ def test_strays_of_every_removed_generation_go(home: Home) -> None:
     promoted = promote(home.context, "daily")
     drop_generation(home.context, "daily", 1)
     build(home, promoted)
-    kept = find_archive(home.context, "daily")
+    kept = home.archives.get("daily").info
     before = sorted(info.key for info in home.store.list(""))
     for number in (1,):
         home.store.put(f"archives/daily/g{number}/t/x.parquet", b"late")

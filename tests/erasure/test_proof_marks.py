@@ -7,7 +7,6 @@ from pathlib import Path
 from tests.archive.test_names import Shell
 from tidelog import Event
 from tidelog.erasure.proof_remedies import NOT_SWEPT, REBUILD, STAGED, SWEEP, remedy_of
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.model import layout
 
 
@@ -22,10 +21,10 @@ def test_empty_key_is_proved_erased_beside_an_archive(tmp_path: Path) -> None:
     shell("archive", "create", "a", "--source", "topic:t", "--kind", "backup")
     shell("archive", "run", "a", "--no-spark")
     owner = next(Path(shell.home).rglob("_owner"))
-    found = prove_erased(home.context, home.topic("t"), keys=[b""])
+    found = home.prove_erased("t", keys=[b""])
     assert [trace for trace in found.traces if trace.object.endswith("_owner")] == []
     owner.write_bytes(owner.read_bytes() + b'{"x":""}')
-    found = prove_erased(home.context, home.topic("t"), keys=[b""])
+    found = home.prove_erased("t", keys=[b""])
     assert [trace.do for trace in found.traces if trace.object.endswith("_owner")] == [NOT_SWEPT]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
-from tidelog.archive.archive import create_archive, find_archive
+from tidelog.archive.archive import create_archive
 from tidelog.archive.erased_events import deleted_offsets
 from tidelog.archive.generations import begin_backfill, drop_generation
 from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
@@ -65,9 +65,9 @@ def test_each_id_is_proved_by_itself(home: Home) -> None:
     home.delete("t", ["c"])
     topic = home.topic("t")
     purge_once(home.context, topic, 0)
-    assert prove_erased(home.context, topic, ["c"]).is_erased
+    assert home.prove_erased(topic.name, ids=["c"]).is_erased
     for ids in (["c", "a"], ["c", "d"], ["d"]):
-        proof = prove_erased(home.context, topic, ids)
+        proof = home.prove_erased(topic.name, ids=ids)
         assert [trace.what for trace in proof.traces] == [
             f"holds offset {'abcd'.index(ids[-1])} of partition 0: was not deleted"
         ]
@@ -81,7 +81,7 @@ def test_an_earlier_event_of_the_same_id_is_no_later_one(home: Home) -> None:
     home.trim("t", ToOffsets({0: 1}), past_readers=True)
     home.amender("t", home.reason()).delete(["twice"])  # in the topic alone
     purge_once(home.context, home.topic("t"), 0)
-    proof = prove_erased(home.context, home.topic("t"), ["twice"])
+    proof = home.prove_erased("t", ids=["twice"])
     assert [trace.what for trace in proof.traces] == ["holds 1 of them"], "the trimmed one"
 
 
@@ -94,16 +94,16 @@ def test_a_later_event_of_a_key_that_was_deleted_by_its_id_is_found(home: Home) 
     archive = an_archive(home)
     drive(home, archive)
     sweep_home(home.context, 0)
-    assert prove_erased(home.context, topic, keys=[b"K"]).is_erased, "they came later"
+    assert home.prove_erased(topic.name, keys=[b"K"]).is_erased, "they came later"
     home.delete("t", ["second"])
     compile_topic(home.context, topic, CompilePolicy.everything())
     sweep_home(home.context, 0)
-    proof = prove_erased(home.context, topic, keys=[b"K"])
+    proof = home.prove_erased(topic.name, keys=[b"K"])
     assert [(trace.object, trace.what) for trace in proof.traces] == [
         (next(iter(home.store.list(f"{archive.folder()}/"))).key, "holds 1 of them")
     ]
     purge_once(home.context, topic, 0)
-    assert prove_erased(home.context, topic, keys=[b"K"]).is_erased
+    assert home.prove_erased(topic.name, keys=[b"K"]).is_erased
 
 
 @pytest.mark.parametrize("format", ["parquet", "orc", "avro"])
@@ -117,15 +117,15 @@ def test_a_field_of_the_payload_is_not_taken_for_ours(home: Home, format: str, k
     topic = home.topic("t")
     home.delete("t", ["gone"])
     files = {info.key for info in home.store.list(f"{archive.folder()}/")}
-    proof = prove_erased(home.context, topic, ["gone"])
+    proof = home.prove_erased(topic.name, ids=["gone"])
     assert files <= {trace.object for trace in proof.traces}
     (copy,) = staged_copy(home, archive)
     purge_once(home.context, topic, 0)
-    proof = prove_erased(home.context, topic, ["gone"])
+    proof = home.prove_erased(topic.name, ids=["gone"])
     assert [trace.object for trace in proof.traces] == [copy]
     home.store.delete([copy])
-    assert prove_erased(home.context, topic, ["gone"]).is_erased
-    assert prove_erased(home.context, topic, ["other"]).is_erased, "a field of the payload is no id"
+    assert home.prove_erased(topic.name, ids=["gone"]).is_erased
+    assert home.prove_erased(topic.name, ids=["other"]).is_erased, "a field of the payload is no id"
 
 
 def test_a_binary_key_is_found_in_lines(home: Home) -> None:
@@ -136,7 +136,7 @@ def test_a_binary_key_is_found_in_lines(home: Home) -> None:
     (copy,) = staged_copy(home, archive)
     home.delete_key("t", key)
     purge_once(home.context, home.topic("t"), 0)
-    proof = prove_erased(home.context, home.topic("t"), keys=[key])
+    proof = home.prove_erased("t", keys=[key])
     assert [(trace.object, trace.what) for trace in proof.traces] == [
         (copy, "holds 1 of them: it is staged")
     ]
@@ -149,14 +149,14 @@ def test_staged_values_without_ids_count(home: Home, format: str) -> None:
     drive(home, archive)
     home.delete("t", ["gone"])
     purge_once(home.context, home.topic("t"), 0)
-    assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased
+    assert home.prove_erased("t", ids=["gone"]).is_erased
     data, sidecar = staged_copy(home, archive)  # what is erased no longer holds it
-    proof = prove_erased(home.context, home.topic("t"), ["gone"])
+    proof = home.prove_erased("t", ids=["gone"])
     assert [(trace.object, trace.what) for trace in proof.traces] == [
         (data, "cannot be searched, as not all of it can be decoded: it is staged")
     ]
     home.store.delete([data])
-    assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased, sidecar
+    assert home.prove_erased("t", ids=["gone"]).is_erased, sidecar
 
 
 def test_what_is_staged_for_archives_of_other_topics_does_not(home: Home) -> None:
@@ -168,7 +168,7 @@ def test_what_is_staged_for_archives_of_other_topics_does_not(home: Home) -> Non
     staged_copy(home, archive)
     home.delete("t", ["gone"])
     purge_once(home.context, home.topic("t"), 0)
-    assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased
+    assert home.prove_erased("t", ids=["gone"]).is_erased
 
 
 def killed(*_: object) -> None:
@@ -228,7 +228,7 @@ def test_a_delete_that_died_after_it_deleted_reaches_archives(
 
 
 def held(home: Home, archive: Archive) -> list[int]:
-    rows = archived_rows(home.context, find_archive(home.context, archive.name), ReadRequest())
+    rows = archived_rows(home.context, home.archives.get(archive.name).info, ReadRequest())
     return sorted(n for batch in rows for n in batch.column("offset").to_pylist())
 
 
@@ -239,11 +239,11 @@ def test_what_was_never_there_is_not_known(home: Home) -> None:
         proof = prove_erased(home.context, topic, **asked)  # type: ignore[arg-type]
         assert (proof.is_erased, proof.known) == (True, False)
     home.delete("t", ["a"])
-    assert prove_erased(home.context, topic, ["a"]).known
-    assert not prove_erased(home.context, topic, ["a", "b"]).known
-    assert not prove_erased(home.context, topic, keys=[b"K"]).known
+    assert home.prove_erased(topic.name, ids=["a"]).known
+    assert not home.prove_erased(topic.name, ids=["a", "b"]).known
+    assert not home.prove_erased(topic.name, keys=[b"K"]).known
     home.delete_key("t", b"K")
-    assert prove_erased(home.context, topic, ["b"], [b"K"]).known
+    assert home.prove_erased(topic.name, ids=["b"], keys=[b"K"]).known
 
 
 def without_ids(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,10 +271,10 @@ def test_files_without_ids_and_keys_are_listed_and_no_proof_is_clean(
     why, topic = home.reason("asked", "ada"), home.topic("t")
     if by == "id":
         deleted = delete_events(home.context, home.amender("t", why), ["gone"])
-        proof = prove_erased(home.context, topic, ["gone"])
+        proof = home.prove_erased(topic.name, ids=["gone"])
     else:
         deleted = delete_key(home.context, home.amender("t", why), b"ada")
-        proof = prove_erased(home.context, topic, keys=[b"ada"])
+        proof = home.prove_erased(topic.name, keys=[b"ada"])
     assert sorted(deleted.unseen) == files
     assert [trace.object for trace in proof.traces] == files
     assert f"has no column `{by}`" in proof.traces[0].what
@@ -300,7 +300,7 @@ def test_columns_of_others_are_searched_whatever_they_are_called(home: Home, pla
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table({"add": [{"stats": [value]}]}), sink)
         home.store.put(key, sink.getvalue().to_pybytes())
-        proof = prove_erased(home.context, topic, ["gone"])
+        proof = home.prove_erased(topic.name, ids=["gone"])
         assert proof.is_erased == is_erased
         assert is_erased or [trace.object for trace in proof.traces] == [key]
         home.store.delete([key])
@@ -339,13 +339,13 @@ def test_what_is_staged_in_another_store_is_found_and_swept(
     home.delete("t", ["gone"])
     topic = home.topic("t")
     purge_once(home.context, topic, 0)
-    assert prove_erased(home.context, topic, ["gone"]).traces == []
+    assert home.prove_erased(topic.name, ids=["gone"]).traces == []
     late = f"{layout.staging(pipeline, 't/0', 0, 'attempt')}/0/0"  # of a driver that slept
     store.put(late, data)
-    assert [trace.object for trace in prove_erased(home.context, topic, ["gone"]).traces] == [late]
+    assert [trace.object for trace in home.prove_erased(topic.name, ids=["gone"]).traces] == [late]
     if of == "a dropped generation":
         purge_once(home.context, topic, 0)
-        assert prove_erased(home.context, topic, ["gone"]).traces == []
+        assert home.prove_erased(topic.name, ids=["gone"]).traces == []
 
 
 def test_archive_in_another_store_explains_nothing_in_the_home(home: Home, tmp_path: Path) -> None:
@@ -357,5 +357,5 @@ def test_archive_in_another_store_explains_nothing_in_the_home(home: Home, tmp_p
     home.delete("t", ["gone"])
     topic = home.topic("t")
     purge_once(home.context, topic, 0)
-    traces = prove_erased(home.context, topic, ["gone"]).traces
+    traces = home.prove_erased(topic.name, ids=["gone"]).traces
     assert [trace.object for trace in traces] == ["loose/copy"]

@@ -12,7 +12,6 @@ from tidelog import Event, Home
 from tidelog.coordination.audit import Why
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.proof import Proof
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.purge import purge_once
 
 WHY = Why("ada", "asked for")
@@ -38,8 +37,8 @@ def delete(home: Home, by: str) -> int:
 def prove(home: Home, by: str) -> Proof:
     purge_once(home.context, home.topic("t"), grace_ms=0)
     if by == "id":
-        return prove_erased(home.context, home.topic("t"), ids=["x"])
-    return prove_erased(home.context, home.topic("t"), keys=[b"k"])
+        return home.prove_erased("t", ids=["x"])
+    return home.prove_erased("t", keys=[b"k"])
 
 
 @pytest.mark.parametrize("by", ["id", "key"])
@@ -72,5 +71,5 @@ def test_later_event_is_a_trace_in_an_object_that_no_row_names(home: Home) -> No
     loose = "topics/" + home.topic("t").incarnation + "/other/loose"
     home.store.copy(segments[-1], loose)
     purge_once(home.context, home.topic("t"), grace_ms=0)
-    traces = prove_erased(home.context, home.topic("t"), ids=["x"]).traces
+    traces = home.prove_erased("t", ids=["x"]).traces
     assert [trace.object for trace in traces] == [loose], "no delete has seen its time"

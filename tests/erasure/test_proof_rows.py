@@ -12,14 +12,13 @@ import pytest
 from tests.support.archive_look import a_home, an_archive
 from tests.support.named_pipelines import create_pipeline
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.connectors.source import SourcePartition
 from tidelog.coordination.jobs import Keeper, SupervisedPart, put_keeper, remove_keeper
 from tidelog.coordination.pipeline_rows import change_archive
 from tidelog.erasure import proof_search as proof
 from tidelog.erasure.proof import Trace
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.maintenance.purge import purge_once
@@ -43,7 +42,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 def prove(home: Home) -> list[Trace]:
     purge_once(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
-    return prove_erased(home.context, home.topic("t"), (), [KEY]).traces
+    return home.prove_erased("t", keys=[KEY]).traces
 
 
 @pytest.mark.parametrize("times", [1, 1_000])
@@ -60,13 +59,13 @@ def test_proof_beside_compiles_reads_again_or_lists_what_it_could_not_see(
         return covering(*given)
 
     monkeypatch.setattr(proof, "covering", move)
-    traces = prove_erased(home.context, home.topic("t"), (), [KEY]).traces
+    traces = home.prove_erased("t", keys=[KEY]).traces
     assert ["again and again" in trace.what for trace in traces] == [True] * (times > 1)
 
 
 def test_error_of_a_failing_archive_that_quotes_an_event_is_a_trace(home: Home) -> None:
     an_archive(home, parser="json:at")
-    few = msgspec.structs.replace(find_archive(home.context, "daily"), dead_share_max=0.1)
+    few = msgspec.structs.replace(home.archives.get("daily").info, dead_share_max=0.1)
     archive = change_archive(home.context, "daily", lambda _: few)
     with pytest.raises(TidelogError, match="customer-7"):
         Driver(
@@ -106,11 +105,11 @@ def drive(home: Home, archive: Archive, generation: int | None = None) -> None:
 
 def prove_id(home: Home, name: str) -> list[Trace]:
     purge_once(home.context, home.topic("s"), grace_ms=0, wait_ms=0)
-    return prove_erased(home.context, home.topic("s"), [name]).traces
+    return home.prove_erased("s", ids=[name]).traces
 
 
 def rows_with(home: Home, text: bytes, pipeline: str) -> list[str]:
-    rows = home.context.catalog.scan(layout.pipeline_members(pipeline), "", "~")
+    rows = home.catalog.scan(layout.pipeline_members(pipeline), "", "~")
     return [row.row for row in rows if text in row.value]
 
 
@@ -145,7 +144,7 @@ def test_error_without_an_offset_may_quote_what_is_not_committed(home: Home) -> 
     home.delete_key("t", KEY)  # all of these are committed
     assert prove(home) == []
     home.delete("t", ["later"], why="test")
-    (trace,) = prove_erased(home.context, home.topic("t"), ["later"]).traces[-1:]
+    (trace,) = home.prove_erased("t", ids=["later"]).traces[-1:]
     assert trace.what == "may quote one of them in an error"
 
 
@@ -165,7 +164,7 @@ def test_erasure_from_an_archive_deletes_errors_that_quote_the_events(
     home.create_topic("s", 1)
     home.append("s", [Event(b'{"at": "%s"}' % SECRET, id=f"e{n}") for n in range(200)])
     an_archive(home, "raw", source="topic:s", parser="timestamp")
-    few = msgspec.structs.replace(find_archive(home.context, "raw"), dead_share_max=0.1)
+    few = msgspec.structs.replace(home.archives.get("raw").info, dead_share_max=0.1)
     drive(home, change_archive(home.context, "raw", lambda _: few))
     built, generation = begin_backfill(home.context, "raw", ArchiveFormat(parser="json:at"))
     with pytest.raises(TidelogError, match=SECRET.decode()):

@@ -11,12 +11,11 @@ import pytest
 
 from tests.support.archive_look import FIRST_S, a_home, drive
 from tidelog import Event, Home
-from tidelog.archive.archive import create_archive, find_archive
+from tidelog.archive.archive import create_archive
 from tidelog.coordination.audit import Why
 from tidelog.erasure import proof_places
 from tidelog.erasure.delete import delete_key
 from tidelog.erasure.proof import Trace
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError
 from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
@@ -77,7 +76,7 @@ def outside(home: Home, folder: Path) -> Archive:
 
 
 def prove(home: Home) -> list[Trace]:
-    return prove_erased(home.context, home.topic("t"), (), [KEY]).traces
+    return home.prove_erased("t", keys=[KEY]).traces
 
 
 def temporary(folder: Path) -> list[str]:
@@ -107,7 +106,7 @@ def test_bytes_of_a_killed_driver_in_a_store_of_an_archive_are_a_trace_until_a_s
     (tmp_path / "out").mkdir()
     killed(tmp_path / "out", "/staging/", tmp_path)
     assert len(temporary(tmp_path / "out")) == 1
-    drive(home, find_archive(home.context, "daily"))
+    drive(home, home.archives.get("daily").info)
     delete_key(home.context, home.amender("t", Why("me", "x")), KEY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalStore, "abort_uploads", lambda *_: 0)

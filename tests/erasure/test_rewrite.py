@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
 from tests.support.sql_catalog import open_sql_catalog
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.dead_letters import ReplayOptions, dead_letters, replay
 from tidelog.archive.derived_archives import archives_of
 from tidelog.archive.generations import begin_backfill, promote
@@ -215,8 +215,8 @@ def test_an_erasure_that_dies_after_any_call_is_finished_by_the_next(
     drive(home, archive)
     faults = Faults(crash_after_call=call)
     with monkeypatch.context() as patch:
-        store = FaultyStore(home.context.store, faults)
-        catalog = FaultyCatalog(home.context.catalog, faults, home.context.clock)
+        store = FaultyStore(home.store, faults)
+        catalog = FaultyCatalog(home.catalog, faults, home.context.clock)
         patch.setattr(
             home, "context", dataclasses.replace(home.context, store=store, catalog=catalog)
         )
@@ -229,7 +229,7 @@ def test_an_erasure_that_dies_after_any_call_is_finished_by_the_next(
     assert died or faults.calls < call
     sweep_archives(home.context, grace_ms=-1)  # between any two steps
     erase_from_archives(home.context, home.topic("t"), GONE)
-    assert held(home, find_archive(home.context, "daily")) == left()
+    assert held(home, home.archives.get("daily").info) == left()
     assert problems(home, archive) == []
     sweep_archives(home.context, grace_ms=-1)
     assert problems(home, archive) == []
@@ -243,8 +243,8 @@ def test_lost_replies_are_settled(home: Home, monkeypatch: pytest.MonkeyPatch, v
     faults = Faults()
     faults.on_next(verb, Fault.LOSE_REPLY, Fault.LOSE_REPLY)
     with monkeypatch.context() as patch:
-        store = FaultyStore(home.context.store, faults)
-        catalog = FaultyCatalog(home.context.catalog, faults, home.context.clock)
+        store = FaultyStore(home.store, faults)
+        catalog = FaultyCatalog(home.catalog, faults, home.context.clock)
         patch.setattr(
             home, "context", dataclasses.replace(home.context, store=store, catalog=catalog)
         )

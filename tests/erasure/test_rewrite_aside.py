@@ -19,7 +19,6 @@ from tidelog.coordination.audit import id_hash, key_digest, read_audit
 from tidelog.erasure.aside_files import AsideFiles
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.from_archives import erase_archived
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError
 from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.log.maintenance.trim import ToOffsets
@@ -95,13 +94,13 @@ def test_deleted_event_is_erased_from_a_file_set_aside(
     topic = home.topic("old")
     traces = [
         each
-        for each in prove_erased(home.context, topic, ["gone"]).traces
+        for each in home.prove_erased(topic.name, ids=["gone"]).traces
         if "_aside" in each.object
     ]
     assert traces
     assert all(each.what.endswith("it was set aside after a restore") for each in traces)
     erase(home)
-    proof = prove_erased(home.context, topic, ["gone"])
+    proof = home.prove_erased(topic.name, ids=["gone"])
     assert (proof.traces, proof.known) == ([], True)
     assert kept(home, archive) == ["stays"]
     assert {each.key for each in home.store.list(f"{archive.root}/_aside/")} == set(record.files)
@@ -112,7 +111,7 @@ def test_dead_letters_set_aside_are_erased_too(home: Home) -> None:
     archive = an_archive_with_files_aside(home, parser=AT)
     delete_events(home.context, home.amender("old", home.reason("asked", "me")), ["gone"])
     erase(home)
-    assert prove_erased(home.context, home.topic("old"), ["gone"]).traces == []
+    assert home.prove_erased("old", ids=["gone"]).traces == []
     assert sorted(kept(home, archive)) == ["bad", "stays"]
 
 
@@ -133,9 +132,9 @@ def test_event_that_only_a_file_set_aside_holds_can_be_deleted(home: Home) -> No
     )
     erase(home)
     topic = home.topic("old")
-    proof = prove_erased(home.context, topic, ["gone"])
+    proof = home.prove_erased(topic.name, ids=["gone"])
     assert (proof.traces, proof.known) == ([], True)
-    assert prove_erased(home.context, topic, keys=[b"k-1"]).traces == []
+    assert home.prove_erased(topic.name, keys=[b"k-1"]).traces == []
     assert [each.id for each in home.read("old")] == ["a", "c"], "b has the key too"
     assert set(kept(home, archive)) == {"stays"}
     assert all(each.state == "done" for each in read_audit(home.context, topic))
@@ -223,7 +222,7 @@ def test_trimmed_topic_with_files_aside(home: Home) -> None:
     home.trim("old", ToOffsets({0: 2}))
     delete_events(home.context, home.amender("old", home.reason("asked", "me")), ["gone"])
     erase(home)
-    assert prove_erased(home.context, home.topic("old"), ["gone"]).traces == []
+    assert home.prove_erased("old", ids=["gone"]).traces == []
     assert kept(home, archive) == ["stays"]
 
 
@@ -240,8 +239,8 @@ def test_delete_leaves_files_set_aside_of_a_topic_that_had_the_same_name(home: H
     erase(home)
     assert kept(home, archive) == ["same", "stays"]
     topic = home.topic("old")
-    assert prove_erased(home.context, topic, ["same"]).traces == []
-    assert prove_erased(home.context, topic, keys=[b"k-0"]).traces == []
+    assert home.prove_erased(topic.name, ids=["same"]).traces == []
+    assert home.prove_erased(topic.name, keys=[b"k-0"]).traces == []
     erased = erase_archived(home.context, archive, reason, ["same"])
     assert "same" in erased.ids
     assert kept(home, archive) == ["stays"], "`archive erase` reaches it"

@@ -18,7 +18,6 @@ from tidelog.codec.formats.avro import AvroFormat
 from tidelog.codec.formats.orc import OrcFormat
 from tidelog.codec.formats.parquet import ParquetFormat
 from tidelog.erasure.matcher import own_column
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive
 
@@ -102,7 +101,7 @@ def test_every_format_codec_and_setting_loses_the_event_and_nothing_else(
     topic = home.topic("t")
     home.delete("t", ["id-3"])
     purge_once(home.context, topic, 0)
-    assert prove_erased(home.context, topic, ["id-3"]).traces == []
+    assert home.prove_erased(topic.name, ids=["id-3"]).traces == []
     for name, archive in archives.items():
         left = [row for row in before[name] if row[""] != "id-3"]
         assert len(left) == EVENTS - 1
@@ -110,7 +109,7 @@ def test_every_format_codec_and_setting_loses_the_event_and_nothing_else(
         assert verify_archive(home.context, archive, ArchiveVerifyOptions()).problems == [], name
     home.delete("t", [f"id-{n}" for n in range(EVENTS) if n != 3])
     purge_once(home.context, topic, 0)
-    assert prove_erased(home.context, topic, [f"id-{n}" for n in range(EVENTS)]).traces == []
+    assert home.prove_erased(topic.name, ids=[f"id-{n}" for n in range(EVENTS)]).traces == []
     for name, archive in archives.items():
         assert rows(home, archive) == [], name
 

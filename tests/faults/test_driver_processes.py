@@ -24,7 +24,6 @@ from tests.support.child_processes import Nursery, is_alive
 from tests.support.up_run import upped
 from tests.support.waiting import until
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive
 from tidelog.coordination.members import read_members
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.home import create_home
@@ -43,7 +42,7 @@ class Fleet:
         self.place = place
         home.create_topic("t", PARTITIONS)
         home.archives.create("raw", source="topic:t", max_age="100ms")
-        self.pipeline = find_archive(home.context, "raw").pipeline()
+        self.pipeline = home.archives.get("raw").info.pipeline()
         self.drivers: list[int] = []
         self.ended = threading.Event()
         self._nursery = Nursery("tests.support.driver_processes")

@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from tests.support.archive_look import a_home, an_archive
 from tests.support.pipeline_kill import Killer
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.erased_events import deleted_offsets
 from tidelog.archive.tables import change_tables, register
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
@@ -49,8 +49,8 @@ def erase_and_die(config: str, last: int) -> None:
     killer.last = last
     with open_home(config) as home:
         deleted = deleted_offsets(home.context, home.topic("t"))
-        store = FaultyStore(home.context.store, killer)
-        catalog = FaultyCatalog(home.context.catalog, killer, home.context.clock)
+        store = FaultyStore(home.store, killer)
+        catalog = FaultyCatalog(home.catalog, killer, home.context.clock)
         home.context = replace(home.context, store=store, catalog=catalog)
         erase.files_at = lambda *_: store
         erase.erase_from_archives(home.context, home.topic("t"), deleted)
@@ -174,7 +174,7 @@ def test_an_erasure_killed_at_every_step_is_finished(tmp_path: Path) -> None:
         deleted = deleted_offsets(home.context, topic)
         assert deleted == {0: GONE | LATER}
         erase.erase_from_archives(home.context, topic, deleted)
-        archive = find_archive(home.context, "kept")
+        archive = home.archives.get("kept").info
         found = listed(home, archive)
         assert not (GONE | LATER) & set(found)
         assert set(found) >= STAYING

@@ -75,7 +75,7 @@ Call = Callable[[Home, int], object]
 
 @contextlib.contextmanager
 def through(home: Home, net: Net) -> Iterator[None]:
-    catalog: Any = home.context.catalog
+    catalog: Any = home.catalog
     assert isinstance(catalog, CheckedCatalog)
     catalog.inner = net
     try:
@@ -89,7 +89,7 @@ def cut_off_everywhere(home: Home, call: Call, before: Callable[[], object]) -> 
     for loses_reply in (False, True):
         for number in range(1, 200):
             before()
-            net = Net(home.context.catalog.inner, number, loses_reply)  # type: ignore[attr-defined]
+            net = Net(home.catalog.inner, number, loses_reply)  # type: ignore[attr-defined]
             error: Exception | None = None
             with through(home, net):
                 try:
@@ -140,7 +140,7 @@ def test_update_in_lots_that_is_cut_off_says_that_something_was_stored() -> None
         done = len(list(home.audit("t")))
         values: dict[str, bytes | None] = {f"id-{n}": b"new" for n in range(1_100)}
         for number in range(1, 400, 7):
-            net = Net(home.context.catalog.inner, number, False)  # type: ignore[attr-defined]
+            net = Net(home.catalog.inner, number, False)  # type: ignore[attr-defined]
             with (
                 through(home, net),
                 pytest.raises((UnavailableError, UnknownOutcomeError)) as told,
@@ -200,7 +200,7 @@ def test_commit_whose_reply_is_lost_before_an_outage_is_not_called_unavailable()
         member.join()
         assert member.take_some(member.alive()) == [0]
         for loses_reply, expected in ((False, UnavailableError), (True, UnknownOutcomeError)):
-            net = Net(home.context.catalog.inner, 1, loses_reply)  # type: ignore[attr-defined]
+            net = Net(home.catalog.inner, 1, loses_reply)  # type: ignore[attr-defined]
             with through(home, net), pytest.raises(expected):
                 member.commit(0, 1)
             assert net.landed == loses_reply

@@ -13,7 +13,6 @@ from deltalake import DeltaTable
 from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, drive, fill, value
 from tests.support.sql_catalog import open_sql_catalog
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive
 from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.delta import DeltaLog
 from tidelog.archive.derived_archives import archives_of
@@ -25,7 +24,6 @@ from tidelog.connectors.archive.staging import Uploads
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import SourceRange
 from tidelog.erasure import rewrite as erase
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.errors import CorruptError
 from tidelog.maintenance import pipeline_sweep as sweep
@@ -49,7 +47,7 @@ def people(home: Home, *names: str, topic: str = "t") -> None:
 
 
 def values(home: Home, archive: Archive) -> list[str]:
-    rows = archived_rows(home.context, find_archive(home.context, archive.name), ReadRequest())
+    rows = archived_rows(home.context, home.archives.get(archive.name).info, ReadRequest())
     return [value.decode() for batch in rows for value in batch.column("value").to_pylist()]
 
 
@@ -75,7 +73,7 @@ def test_a_topic_that_was_made_anew_is_another_one(home: Home) -> None:
     purge_once(home.context, home.topic("t"), grace_ms=0)
     ArchiveEraser(home.context).turn()
     assert values(home, archive) == ["a", "b", "same", "d"]
-    assert prove_erased(home.context, home.topic("t"), ["same"]).is_erased
+    assert home.prove_erased("t", ids=["same"]).is_erased
 
 
 def test_what_is_copied_is_erased_before_its_copies(home: Home) -> None:
@@ -123,15 +121,15 @@ def test_no_proof_is_given_while_a_range_is_under_way(
     archive, paused = deleted_while_it_is_archived(home, monkeypatch)
     topic = home.topic("t")
     assert [each.waiting for each in purge_once(home.context, topic, 0, wait_ms=0).archives] == [1]
-    proof = prove_erased(home.context, topic, ["gone"])
+    proof = home.prove_erased(topic.name, ids=["gone"])
     (trace,) = proof.traces
     assert trace.do.startswith("let a driver finish it, such as `tidelog archive run ")
     paused.go.set()
     paused.thread.join()
     assert values(home, archive) == ["a", "gone", "c"]
-    assert not prove_erased(home.context, topic, ["gone"]).is_erased, "it came into the archive"
+    assert not home.prove_erased(topic.name, ids=["gone"]).is_erased, "it came into the archive"
     purge_once(home.context, topic, 0)
-    assert prove_erased(home.context, topic, ["gone"]).is_erased
+    assert home.prove_erased(topic.name, ids=["gone"]).is_erased
 
 
 def test_an_erasure_waits_for_a_range_under_way(
@@ -143,7 +141,7 @@ def test_an_erasure_waits_for_a_range_under_way(
     paused.thread.join()
     assert (report.events, report.waiting) == (1, 0)
     assert values(home, archive) == ["a", "c"]
-    assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased
+    assert home.prove_erased("t", ids=["gone"]).is_erased
 
 
 def tabled(home: Home, tmp_path: Path, kind: str) -> tuple[Archive, Callable[[], tuple[int, int]]]:
@@ -233,7 +231,7 @@ def dead_after_intending(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Crash):
             erase_from_archives(home.context, home.topic("t"), {0: {1}})
     people(home, "later")
-    drive(home, find_archive(home.context, "daily"))
+    drive(home, home.archives.get("daily").info)
 
 
 @pytest.mark.parametrize("finishes", [False, True])
@@ -366,7 +364,7 @@ def test_dead_letters_that_a_replay_removed_do_not_stop_an_erasure_that_died(
         home.store.delete(staging)
     sweep_archives(home.context, 0)
     purge_once(home.context, home.topic("t"), grace_ms=0)
-    assert prove_erased(home.context, home.topic("t"), ["three"]).is_erased
+    assert home.prove_erased("t", ids=["three"]).is_erased
     assert problems(home, archive) == []
     assert values(home, archive) == [value(6).decode()]
 
@@ -387,7 +385,7 @@ def test_dead_letters_that_a_replay_removes_meanwhile_do_not_stop_an_erasure(
 
     monkeypatch.setattr(ArchiveFiles, "batches", replayed)
     purge_once(home.context, home.topic("t"), grace_ms=0)
-    assert prove_erased(home.context, home.topic("t"), ["three"]).is_erased
+    assert home.prove_erased("t", ids=["three"]).is_erased
     assert problems(home, archive) == []
 
 
@@ -412,9 +410,9 @@ def test_proof_beside_files_that_are_changed_says_to_prove_again(
         return batches(files, manifest, file)
 
     monkeypatch.setattr(ArchiveFiles, "batches", changing)
-    proof = prove_erased(home.context, home.topic("t"), ["one"])
+    proof = home.prove_erased("t", ids=["one"])
     assert {trace.what for trace in proof.traces} == {"was changed while it was searched"}
-    assert prove_erased(home.context, home.topic("t"), ["one"]).is_erased
+    assert home.prove_erased("t", ids=["one"]).is_erased
 
 
 def _dies(*_: object) -> None:
@@ -450,7 +448,7 @@ def test_an_archive_as_a_source_is_read_as_an_erasure_left_it(home: Home) -> Non
     people(home, "a", "gone", "c")
     drive(home, an_archive(home))
     people(home, "d")
-    drive(home, find_archive(home.context, "daily"))
+    drive(home, home.archives.get("daily").info)
     source = source_at(home.context, "archive:daily")
     (partition,) = source.partitions()
     bounds = source.bounds([partition])[partition]

@@ -31,7 +31,6 @@ from tests.support.cli_run import TIDELOG
 from tests.support.cql_tables import new_name
 from tidelog import Event, Home
 from tidelog.api.spark_workers import pack_environment
-from tidelog.archive.archive import find_archive
 from tidelog.coordination.commits import read_manifests
 from tidelog.home import create_home
 from tidelog.settings import Settings
@@ -217,7 +216,7 @@ def test_each_event_once_though_executors_die(home: Home, tmp_path: Path) -> Non
         commands = Commands(home, cluster, tmp_path)
         commands.run("archive", "run", "plain", conf=commands.packed())
         check(in_files(home, "archives/plain/g1"), every)
-        pipeline = find_archive(home.context, "plain").pipeline(1)
+        pipeline = home.archives.get("plain").info.pipeline(1)
         files = [len(each.files) for each in read_manifests(home.context, pipeline, "t/0")]
         assert max(files) > 1, "ranges were cut into tasks"
         commands.run("archive", "run", "changed")

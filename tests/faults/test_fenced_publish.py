@@ -12,7 +12,6 @@ import pytest
 from tests.archive.test_archive import an_archive, payload
 from tests.archive.test_fill import drive
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.connectors.archive import sink as files
 from tidelog.connectors.archive.staging import publish_files
@@ -115,4 +114,4 @@ def test_driver_that_stalled_before_it_read_a_manifest_is_fenced(
     with ends_without_a_commit(meanwhile):
         assert drive(home, archive, take_over=True) == 0
     assert stalled
-    assert find_archive(home.context, "daily").name == "daily"
+    assert home.archives.get("daily").info.name == "daily"

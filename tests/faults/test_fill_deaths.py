@@ -23,7 +23,6 @@ from tests.archive.test_fill import (
 )
 from tidelog import Home
 from tidelog.archive import generations
-from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.context import LogSettings
 from tidelog.maintenance.pipeline_sweep import sweep_archives
@@ -44,8 +43,8 @@ def dies(home: Home, monkeypatch: pytest.MonkeyPatch, call: int, work: Callable[
     """Do some work that dies after a call; whether it did."""
     faults = Faults(crash_after_call=call)
     with monkeypatch.context() as patch:
-        store = FaultyStore(home.context.store, faults)
-        catalog = FaultyCatalog(home.context.catalog, faults, home.context.clock)
+        store = FaultyStore(home.store, faults)
+        catalog = FaultyCatalog(home.catalog, faults, home.context.clock)
         settings = LogSettings(lease_ttl_ms=3_600_000)  # no beat of a thread is the call
         faulty = dataclasses.replace(
             home.context, store=store, catalog=catalog, log_settings=settings
@@ -84,10 +83,10 @@ def test_a_promote_that_dies_after_any_call_is_finished_by_the_next(
     assert live(home) == Counter(range(80))
     monkeypatch.setattr(limits, "PROMOTION_MS", -1)
     fill(home, 10, first=80)
-    drive(home, find_archive(home.context, "daily"), take_over=True)
-    if find_archive(home.context, "daily").generation == 1:
+    drive(home, home.archives.get("daily").info, take_over=True)
+    if home.archives.get("daily").info.generation == 1:
         promote(home.context, "daily")
-    assert find_archive(home.context, "daily").in_state("kept") == [1]
+    assert home.archives.get("daily").info.in_state("kept") == [1]
     assert live(home) == Counter(range(90))
 
 
@@ -99,15 +98,15 @@ def test_a_rollback_that_dies_after_any_call_is_finished_by_the_next(
     backfill(home)
     promote(home.context, "daily")
     fill(home, 40, first=80)
-    drive(home, find_archive(home.context, "daily"))
+    drive(home, home.archives.get("daily").info)
     trim(home, 100)
     dies(home, monkeypatch, call, lambda: rollback(home.context, "daily"))
     assert live(home) == Counter(range(120))
     monkeypatch.setattr(limits, "PROMOTION_MS", -1)
-    drive(home, find_archive(home.context, "daily"), take_over=True)
-    if find_archive(home.context, "daily").generation == 2:
+    drive(home, home.archives.get("daily").info, take_over=True)
+    if home.archives.get("daily").info.generation == 2:
         rollback(home.context, "daily")
-    found = find_archive(home.context, "daily")
+    found = home.archives.get("daily").info
     assert (found.generation, found.in_state("kept")) == (1, [2])
     assert live(home) == Counter(range(120))
 
@@ -120,11 +119,11 @@ def test_a_drop_that_dies_after_any_call_is_finished_by_a_sweep(
     backfill(home)
     promote(home.context, "daily")
     dies(home, monkeypatch, call, lambda: drop_generation(home.context, "daily", 1))
-    found = find_archive(home.context, "daily")
+    found = home.archives.get("daily").info
     if 1 in found.formats and found.state_of(1) == "kept":
         assert listed(home, found, 1) == Counter(range(80)), "it is whole until a drop is decided"
         drop_generation(home.context, "daily", 1)
     sweep_archives(home.context, grace_ms=0)
-    assert list(find_archive(home.context, "daily").formats) == [2]
+    assert list(home.archives.get("daily").info.formats) == [2]
     assert keys(home, "archives/daily/g1/") == []
     assert live(home) == Counter(range(80))

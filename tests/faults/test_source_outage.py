@@ -18,7 +18,7 @@ from tests.support.cli_run import start
 from tests.support.homes import a_store
 from tests.support.waiting import until
 from tidelog import Home
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.status import read_status
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import NotFoundError
@@ -56,7 +56,7 @@ def followed(folder: Path, *args: str) -> Iterator[list[str]]:
 
 def archived(home: Home, name: str) -> int:
     """Counts events without asking the source."""
-    found = find_archive(home.context, name)
+    found = home.archives.get(name).info
     head = read_progress(home.context, found.pipeline(), f"{found.source.rpartition('/')[2]}/0")
     return head.ordinal if head else 0
 
@@ -87,7 +87,7 @@ def test_archive_and_pump_outlast_a_kafka_that_is_stopped_and_started(tmp_path: 
             server.process.stop()
             for said in (archive_said, pump_said):
                 until(lambda said=said: any("retrying in" in line for line in said), 240)  # type: ignore[misc]
-            pipeline = find_archive(home.context, "raw").pipeline()
+            pipeline = home.archives.get("raw").info.pipeline()
             until(lambda: "" in read_failures(home.context, pipeline))
             server.process.start()
             produce(server, topic, 10)

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from tidelog import Event, Home, InvalidError, adopt_home
-from tidelog.archive.archive import create_archive, find_archive, open_pipeline
+from tidelog.archive.archive import create_archive, open_pipeline
 from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.finalize import finalize
 from tidelog.archive.generations import begin_backfill, promote
@@ -27,7 +27,6 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.catalog.base import Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.coordination.pipeline_rows import read_archive
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.home import World, create_home, open_home
 from tidelog.identity import Identity, Location, adopt_identity, create_identity, locate, read_pair
@@ -80,7 +79,7 @@ def an_archive(home: Home, name: str, to: Path | None = None) -> Archive:
 
 
 def drive(home: Home, name: str) -> int:
-    pipeline = open_pipeline(home.context, find_archive(home.context, name), LocalWorkers(1))
+    pipeline = open_pipeline(home.context, home.archives.get(name).info, LocalWorkers(1))
     return Driver(home.context, pipeline, DriverOptions()).run()
 
 
@@ -112,7 +111,7 @@ def test_copy_archives_into_its_own_folder_and_leaves_the_original_alone(place: 
     shutil.copytree(place, copy)
     before = bytes_below(place / "objects" / "archives")
     with opened(copy) as home:
-        assert find_archive(home.context, "inner").store == (copy / "objects").as_uri()
+        assert home.archives.get("inner").info.store == (copy / "objects").as_uri()
         fill(home, range(100, 120))
         assert drive(home, "inner") == 20
     assert bytes_below(place / "objects" / "archives") == before
@@ -122,7 +121,7 @@ def test_copy_archives_into_its_own_folder_and_leaves_the_original_alone(place: 
         assert drive(home, "inner") == drive(home, "outer") == 30
         assert (
             verify_archive(
-                home.context, find_archive(home.context, "inner"), ArchiveVerifyOptions(deep=True)
+                home.context, home.archives.get("inner").info, ArchiveVerifyOptions(deep=True)
             ).problem_count
             == 0
         )
@@ -147,13 +146,11 @@ OUTSIDE: dict[str, Callable[[Home], object]] = {
         home.context, "outer", ArchiveFormat(format="jsonlines")
     ),
     "promote": _promote,
-    "finalize": lambda home: finalize(home.context, find_archive(home.context, "outer")),
+    "finalize": lambda home: finalize(home.context, home.archives.get("outer").info),
     "replay": lambda home: replay(
-        home.context, find_archive(home.context, "outer"), ReplayOptions(), LocalWorkers(1)
+        home.context, home.archives.get("outer").info, ReplayOptions(), LocalWorkers(1)
     ),
-    "register": lambda home: register_table(
-        home.context, find_archive(home.context, "outer"), "delta"
-    ),
+    "register": lambda home: register_table(home.context, home.archives.get("outer").info, "delta"),
 }
 
 
@@ -179,7 +176,7 @@ def test_copy_is_refused_what_writes_outside(place: Path, what: str, adopted: bo
         sweep_archives(home.context, 0)
         assert (
             verify_archive(
-                home.context, find_archive(home.context, "outer"), ArchiveVerifyOptions(deep=True)
+                home.context, home.archives.get("outer").info, ArchiveVerifyOptions(deep=True)
             ).files
             == 1
         )
@@ -198,7 +195,7 @@ def test_delete_is_proved_beside_an_archive_of_the_original_which_is_listed(plac
         topic = home.topic("t")
         home.delete("t", ["id-5"])
         purge_once(home.context, topic, grace_ms=0)
-        proof = prove_erased(home.context, topic, ["id-5"])
+        proof = home.prove_erased(topic.name, ids=["id-5"])
         assert (proof.is_erased, proof.traces) == (True, [])
         (out_of_reach,) = proof.out_of_reach
         assert "archive `outer`" in out_of_reach
@@ -208,7 +205,7 @@ def test_delete_is_proved_beside_an_archive_of_the_original_which_is_listed(plac
         home.delete_topic("t", past_readers=True)
     assert bytes_below(place.parent / "outside") == before
     with opened(place) as home:
-        assert prove_erased(home.context, home.topic("t"), ["id-5"]).out_of_reach == []
+        assert home.prove_erased("t", ids=["id-5"]).out_of_reach == []
 
 
 def test_archive_of_the_original_that_is_made_of_a_copied_topic_is_listed(place: Path) -> None:
@@ -354,7 +351,7 @@ def test_two_homes_cannot_share_a_half(place: Path, half: str) -> None:
 def test_driver_stops_when_the_owner_object_names_another_home(place: Path) -> None:
     owner = place.parent / "outside" / "outer" / "_owner"
     with opened(place) as home:
-        archive = find_archive(home.context, "outer")
+        archive = home.archives.get("outer").info
         assert json.loads(owner.read_bytes()) == {"home": home.id, "archive": archive.incarnation}
         fill(home, range(100, 110))
         pipeline = open_pipeline(home.context, archive, LocalWorkers(1))

@@ -16,7 +16,7 @@ from tests.support.all_times import ALL_TIMES
 from tests.support.cli_run import run_here
 from tests.support.mounts import read_only
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive, list_archives
+from tidelog.archive.archive import list_archives
 from tidelog.archive.status import read_status
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.errors import InvalidError, TidelogError
@@ -57,7 +57,7 @@ def check_reads(folder: Path) -> None:
         assert home.inspect() == []
         assert len(list(home.playback("t", *ALL_TIMES))) == 50
         assert sum(each.num_rows for each in home.playback_arrow("t")) == 50
-        archive = find_archive(home.context, "daily")
+        archive = home.archives.get("daily").info
         assert verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True)).problems == []
         assert read_status(home.context, archive).lag == 0
         assert [each.name for each in list_archives(home.context)] == ["daily"]

@@ -15,7 +15,6 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import Segment, encode_segment, encode_staged
 from tidelog.connectors.sink import Lot
 from tidelog.connectors.topic.sink import TopicPlaybackSink
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.home import create_home, open_home
 from tidelog.journal import amendment_writer as marks
 from tidelog.journal.compile import compile_topic
@@ -176,9 +175,9 @@ def test_proof_names_a_partly_committed_upload_and_its_remedy_works(home: Home) 
         home.delete("t", ["u-7"])
         compile_topic(home.context, topic, CompilePolicy.everything())
         assert home.sweep(0).objects_doubted == 1
-        [trace] = prove_erased(home.context, topic, ["u-7"]).traces
+        [trace] = home.prove_erased(topic.name, ids=["u-7"]).traces
         assert trace.object == stored.key
         assert "`tidelog sweep --accept-loss t`" in trace.do
         home.sweep(0, accept_loss=["t"])
-        assert prove_erased(home.context, topic, ["u-7"]).is_erased
+        assert home.prove_erased(topic.name, ids=["u-7"]).is_erased
         assert holders(home, "t") == []

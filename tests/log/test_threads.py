@@ -222,9 +222,9 @@ def test_a_member_that_slept_notices_what_it_lost(home: Home) -> None:
     other.join()
     other.take(0, [other.id])  # as if the sleeper were dead
     other._seen["member/" + sleeper.id] = ("", 0.0)
-    found = home.context.catalog.get(*_lease_row(home, 0))
+    found = home.catalog.get(*_lease_row(home, 0))
     assert found is not None
-    home.context.catalog.write(
+    home.catalog.write(
         _lease_row(home, 0)[0], Put("lease", found.value, found.version), write_id="taken"
     )
     sleeper.check_held()

@@ -305,14 +305,14 @@ def test_delete_that_another_process_finished_leaves_a_newer_topic_of_that_name(
         home.create_topic("t", 1)
         home.append("t", [Event(b"new")])
 
-    catalog: Any = _Before(home.context.catalog, recreate)
+    catalog: Any = _Before(home.catalog, recreate)
     delete_topic(dataclasses.replace(home.context, catalog=catalog), "t")
     assert [event.value for event in home.read("t")] == [b"new"]
 
 
 def test_delete_whose_reply_was_lost_leaves_a_newer_topic_of_that_name(home: Home) -> None:
     home.create_topic("t", 1)
-    catalog: Any = _Before(home.context.catalog, lambda: None)
+    catalog: Any = _Before(home.catalog, lambda: None)
     removed = catalog.write
 
     def lose(partition: str, *changes: Change, write_id: str) -> None:

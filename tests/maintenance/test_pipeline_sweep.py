@@ -9,7 +9,7 @@ import pytest
 from tests.archive.test_fill import drive, home
 from tests.support.archive_look import an_archive
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.delete import end_archive
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.connectors.archive.sink import ArchiveSink
@@ -19,7 +19,6 @@ from tidelog.connectors.topic.source import TopicSource
 from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_intent, read_progress
 from tidelog.erasure.delete import delete_events
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.purge import purge_once
@@ -64,14 +63,14 @@ def test_what_a_failing_archive_has_staged_is_swept_and_the_proof_is_clean(
     topic = home.topic("t")
     (trace,) = [
         each
-        for each in prove_erased(home.context, topic, ["e3"]).traces
+        for each in home.prove_erased(topic.name, ids=["e3"]).traces
         if "staging/" in each.object
     ]
     assert "tidelog sweep" in trace.do
     sweep_archives(home.context, grace_ms=0)  # as it says
     assert staged(home) == []
     purge_once(home.context, topic, grace_ms=0, wait_ms=0)
-    left, failure = prove_erased(home.context, topic, ["e3"]).traces
+    left, failure = home.prove_erased(topic.name, ids=["e3"]).traces
     assert "is under way" in left.what
     assert "may quote one of them" in failure.what  # the error names no event
     assert "`tidelog archive delete daily` ends the archive" in left.do
@@ -79,7 +78,7 @@ def test_what_a_failing_archive_has_staged_is_swept_and_the_proof_is_clean(
         end_archive(home.context, "daily")
     else:
         assert drive(home, archive) == 5
-    assert prove_erased(home.context, topic, ["e3"]).traces == []
+    assert home.prove_erased(topic.name, ids=["e3"]).traces == []
 
 
 def test_what_a_driver_has_staged_stays_while_it_works(home: Home) -> None:
@@ -132,7 +131,7 @@ def test_what_is_staged_of_a_kept_generation_goes_whatever_epochs_its_heads_have
     assert second is not None
     assert first.epoch < second.epoch
     begin_backfill(home.context, "daily", archive.format_of())
-    drive(home, find_archive(home.context, "daily"), 2)
+    drive(home, home.archives.get("daily").info, 2)
     promote(home.context, "daily")
     assert staged(home)
     sweep_archives(home.context, grace_ms=-1)
@@ -211,7 +210,7 @@ def test_staged_files_of_a_decided_range_stay_for_the_next_driver(
     assert intent.manifest
     sweep_archives(home.context, grace_ms=-1)
     assert staged(home)
-    assert drive(home, find_archive(home.context, "daily")) == 6
+    assert drive(home, home.archives.get("daily").info) == 6
     head = read_progress(home.context, archive.pipeline(), "t/0")
     assert head is not None
     assert head.position == "6"

@@ -13,7 +13,7 @@ import pytest
 from tests.support.archive_look import AT, a_home, an_archive, drive, value
 from tests.support.inline_tasks import InlineTasks
 from tidelog import Event, Home
-from tidelog.archive.archive import committed_files, find_archive
+from tidelog.archive.archive import committed_files
 from tidelog.archive.read import ReadRequest, archived_rows
 from tidelog.archive.verify import ArchiveVerifyOptions, _VerifyLook, verify_archive
 from tidelog.context import Context
@@ -74,7 +74,7 @@ def an_archive_of_ranges(home: Home, **options: Any) -> Archive:
     drive(home, archive)
     fill(home, range(60, 80))
     drive(home, archive)
-    return find_archive(home.context, archive.name)
+    return home.archives.get(archive.name).info
 
 
 def damage(home: Home, archive: Archive) -> None:

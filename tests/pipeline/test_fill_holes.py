@@ -21,7 +21,7 @@ from tests.support.archive_look import AT, a_home, an_archive, fill
 from tidelog import Event, Home
 from tidelog.archive.account import read_account
 from tidelog.archive.archive import find_archive, open_pipeline
-from tidelog.archive.dropped_events import alike_ranges
+from tidelog.archive.coverage import alike_ranges
 from tidelog.archive.fill import FillSource
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.archive.status import Limits, troubles
@@ -52,7 +52,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 def drive(home: Home, name: str, generation: int | None = None) -> int:
-    pipeline = open_pipeline(home.context, find_archive(home.context, name), Halving(), generation)
+    pipeline = open_pipeline(home.context, home.archives.get(name).info, Halving(), generation)
     return Driver(home.context, pipeline, DriverOptions()).run()
 
 
@@ -68,7 +68,7 @@ def objects(home: Home) -> Path:
 
 def held(home: Home, name: str) -> list[int]:
     """The offsets in all files and dead letters of the live generation, by a plain listing."""
-    archive = find_archive(home.context, name)
+    archive = home.archives.get(name).info
     number = archive.generation
     data = (objects(home) / archive.folder()).glob("**/*.parquet")
     dead = (objects(home) / archive.dead).glob(f"**/{number}_*.parquet")
@@ -78,7 +78,7 @@ def held(home: Home, name: str) -> list[int]:
 
 def problems(home: Home, name: str) -> list[str]:
     found = verify_archive(
-        home.context, find_archive(home.context, name), ArchiveVerifyOptions(deep=True)
+        home.context, home.archives.get(name).info, ArchiveVerifyOptions(deep=True)
     )
     return [each.what for each in found.problems]
 
@@ -86,7 +86,7 @@ def problems(home: Home, name: str) -> list[str]:
 def copied(home: Home, name: str) -> Path:
     """A copy of the folder of an archive, as it is now."""
     target = objects(home).parent / f"copy-{name}"
-    shutil.copytree(objects(home) / find_archive(home.context, name).folder(), target)
+    shutil.copytree(objects(home) / home.archives.get(name).info.folder(), target)
     return target
 
 
@@ -350,7 +350,7 @@ def test_chain_never_stops_for_what_a_transform_drops_now_and_then(
         home.append("t", [Event(b"x")], partition=0)
         drive(home, "half")
         drive(home, "chain")
-    head = read_progress(home.context, find_archive(home.context, "chain").pipeline(), "t/0")
+    head = read_progress(home.context, home.archives.get("chain").info.pipeline(), "t/0")
     assert head is not None
     assert head.gaps == (Gap("1", "8", "transform", 4),)
     assert head.totals.skipped == 4

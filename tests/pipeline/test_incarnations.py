@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.archive_look import a_home, an_archive, fill
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError
@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 def run(home: Home, name: str, generation: int | None = None, **how: object) -> int:
-    archive = find_archive(home.context, name)
+    archive = home.archives.get(name).info
     pipeline = open_pipeline(home.context, archive, LocalWorkers(1), generation)
     return Driver(home.context, pipeline, DriverOptions(**how)).run()  # type: ignore[arg-type]
 
@@ -49,7 +49,7 @@ def make_again(home: Home, events: int, partitions: int = 1) -> None:
 
 
 def head_of(home: Home, name: str) -> Progress:
-    found = read_progress(home.context, find_archive(home.context, name).pipeline(), "t/0")
+    found = read_progress(home.context, home.archives.get(name).info.pipeline(), "t/0")
     assert found is not None
     return found
 
@@ -76,7 +76,7 @@ def test_drop_counts_what_the_same_topic_still_holds(home: Home) -> None:
     begin_backfill(home.context, "d", ArchiveFormat(start="earliest"))
     run(home, "d", 2)
     drop_generation(home.context, "d", 2)
-    assert 2 not in find_archive(home.context, "d").formats
+    assert 2 not in home.archives.get("d").info.formats
 
 
 def test_drop_keeps_what_is_a_gap_of_the_source(home: Home, tmp_path: Path) -> None:
@@ -206,4 +206,4 @@ def test_generation_of_columns_takes_nothing_of_a_topic_that_was_made_again(home
     begin_backfill(home.context, "d", ArchiveFormat(source="archive:copy"))
     with pytest.raises(NotFoundError, match="neither the source nor a file of"):
         run(home, "d", 2)
-    assert read_progress(home.context, find_archive(home.context, "d").pipeline(2), "t/0") is None
+    assert read_progress(home.context, home.archives.get("d").info.pipeline(2), "t/0") is None

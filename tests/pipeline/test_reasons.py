@@ -10,11 +10,9 @@ import pytest
 from tests.catalog.test_deleted_rows import files_with
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive
 from tidelog.coordination.audit import Why, read_audit
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.from_archives import erase_archived
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.purge import purge_once
 
 
@@ -47,7 +45,7 @@ def test_id_in_a_reason_is_replaced(home: Home, event_id: str, given: str, kept:
     delete_events(home.context, home.amender("t", Why("me", given)), [event_id])
     assert reasons(home) == [kept]
     purge_once(home.context, home.topic("t"), 0)
-    assert prove_erased(home.context, home.topic("t"), [event_id]).is_erased
+    assert home.prove_erased("t", ids=[event_id]).is_erased
 
 
 def test_reason_of_an_earlier_update_is_replaced_too(home: Home, tmp_path: Path) -> None:
@@ -55,25 +53,25 @@ def test_reason_of_an_earlier_update_is_replaced_too(home: Home, tmp_path: Path)
     delete_key(home.context, home.amender("t", Why("me", "customer-7 asked")), b"customer-7")
     assert reasons(home) == ["[erased] paid order-17", "[erased] asked"]
     purge_once(home.context, home.topic("t"), 0)
-    assert prove_erased(home.context, home.topic("t"), (), [b"customer-7"]).is_erased
+    assert home.prove_erased("t", keys=[b"customer-7"]).is_erased
     assert files_with(tmp_path, b"customer-7") == []
 
 
 def test_proof_names_a_reason_that_quotes_the_event(home: Home) -> None:
     home.amender("t", Why("me", "order-17 was wrong")).delete(["order-17"])
     purge_once(home.context, home.topic("t"), 0)
-    (trace,) = prove_erased(home.context, home.topic("t"), ["order-17"]).traces
+    (trace,) = home.prove_erased("t", ids=["order-17"]).traces
     assert trace.object.startswith("audit/")
     assert trace.what == "quotes one of them in its reason"
     delete_events(home.context, home.amender("t", Why("me", "again")), ["order-17"])
     assert reasons(home) == ["[erased] was wrong"]
-    assert prove_erased(home.context, home.topic("t"), ["order-17"]).is_erased
+    assert home.prove_erased("t", ids=["order-17"]).is_erased
 
 
 def test_audit_of_an_archive_keeps_no_id_either(home: Home, tmp_path: Path) -> None:
     home.delete("t", ["order-170"], why="unlike u@example.com")
     home.delete_topic("t", past_readers=True)
-    archive = find_archive(home.context, "raw")
+    archive = home.archives.get("raw").info
     erase_archived(home.context, archive, Why("me", "u@example.com asked"), ["u@example.com"])
     assert [each.why for each in read_audit(home.context, archive)] == [
         "unlike [erased]",

@@ -18,7 +18,6 @@ from tests.archive.test_fill import backfill
 from tests.erasure.test_from_archives import dying
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
-from tidelog.archive.archive import find_archive
 from tidelog.archive.dead_letters import dead_letters
 from tidelog.archive.generations import drop_generation, promote
 from tidelog.archive.restore import RestoreOptions, open_restore
@@ -26,7 +25,6 @@ from tidelog.codec.event_batch import batch_of, with_position
 from tidelog.connectors.archive.dead_letters import CHANGED, accepted
 from tidelog.erasure.delete import delete_events
 from tidelog.erasure.from_archives import erase_archived
-from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.purge import purge_once
@@ -199,16 +197,16 @@ def test_event_with_an_id_that_no_topic_accepts_is_proved_erased(
     backfill(home, "a", ArchiveFormat(source=f"file:{tmp_path / 'x'}"))
     promote(home.context, "a")
     drop_generation(home.context, "a", 1, force=True)
-    assert len(buried(home, find_archive(home.context, "a"))) == 1
+    assert len(buried(home, home.archives.get("a").info)) == 1
     topic, reason = home.topic("x"), home.reason("asked", "ada")
-    before = prove_erased(home.context, topic, [odd])
+    before = home.prove_erased(topic.name, ids=[odd])
     assert not before.is_erased
     assert not before.known
     deleted = delete_events(home.context, home.amender("x", reason), [odd])
     assert (deleted.events, deleted.archived, deleted.missing) == (0, 1, ())
     purge_once(home.context, topic, 0)
     purge_once(home.context, topic, 0)
-    proof = prove_erased(home.context, topic, [odd])
+    proof = home.prove_erased(topic.name, ids=[odd])
     assert (proof.traces, proof.known) == ([], True)
-    assert buried(home, find_archive(home.context, "a")) == []
+    assert buried(home, home.archives.get("a").info) == []
     assert delete_events(home.context, home.amender("x", reason), [odd]).missing == (odd,)

@@ -162,7 +162,7 @@ def test_crash_between_the_steps_leaves_all_or_nothing(
     archive = home.archives.create("raw", source="topic:from")
     archive.run()
     fill(home, 5)
-    catalog = type(home.context.catalog)
+    catalog = type(home.catalog)
     write: Callable[..., object] = catalog.write
 
     def crash(self: object, after: bool, where: str, *changes: Change, write_id: str) -> None:

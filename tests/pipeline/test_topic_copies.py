@@ -308,7 +308,7 @@ def test_erase_from_an_archive_names_folders_that_were_named_by_the_events(tmp_p
     shell("archive", "run", "a", "--no-spark")
     home.delete_topic("t", past_readers=True)
     done = erase_archived(
-        home.context, find_archive(home.context, "a"), home.reason("asked", "ada"), ["id-0"]
+        home.context, home.archives.get("a").info, home.reason("asked", "ada"), ["id-0"]
     )
     (named,) = done.named
     assert named.startswith("archives/a/g1/t/ada/")

@@ -15,7 +15,7 @@ from tests.sim.archive_many import ManyTopics
 from tests.support.archive_look import a_home, an_archive, drive, fill
 from tests.support.waiting import until
 from tidelog import Home
-from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.freeze import _with_decisions
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
@@ -105,9 +105,7 @@ def test_promoted_generation_remembers_what_was_seen(home: Home, vanished: Archi
     with pytest.raises(VanishedError):
         drive(home, vanished, take_over=True)
     _, number = begin_backfill(home.context, "daily", ArchiveFormat())
-    pipeline = open_pipeline(
-        home.context, find_archive(home.context, "daily"), LocalWorkers(1), number
-    )
+    pipeline = open_pipeline(home.context, home.archives.get("daily").info, LocalWorkers(1), number)
     Driver(home.context, pipeline, DriverOptions()).run()
     promoted = promote(home.context, "daily")
     with pytest.raises(VanishedError, match="from 10 to 30"):

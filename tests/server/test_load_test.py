@@ -16,7 +16,6 @@ from tests.support.cli_run import Run, run_here
 from tests.support.serving import Served, serving
 from tidelog.api.load_test import Latencies, LoadPlan, LoadReport, run_load
 from tidelog.clock import SystemClock
-from tidelog.coordination.tokens import create_token
 from tidelog.errors import InvalidError, UnavailableError
 
 
@@ -159,7 +158,7 @@ def test_latencies_are_kept_within_two_percent() -> None:
 def test_the_command_shows_latency_and_errors(tidelog: Run, tmp_path: Path) -> None:
     tokens: list[str] = []
     with serving(
-        tmp_path, first=lambda home: tokens.append(create_token(home.context, ["append"])[1])
+        tmp_path, first=lambda home: tokens.append(home.tokens.create(["append"])[1])
     ) as served:
         args = ("load", served.url, "--topic", "t", "--for", "500ms", "--connections", "2")
         args += ("--rate", "10")  # which a machine under load can keep, too

@@ -27,7 +27,7 @@ import pytest
 
 from tests.server.test_processes import running
 from tidelog import Home
-from tidelog.coordination.tokens import create_token, rotate_token
+from tidelog.coordination.tokens import rotate_token
 from tidelog.home import create_home, open_home
 from tidelog.model.token import Token
 from tidelog.settings import Settings
@@ -60,11 +60,9 @@ class Soak:
         self.restarts: list[tuple[float, float]] = []  # from the signal until it listens again
         self.memory = 0
         self.errors: list[BaseException] = []
-        self.tokens: list[tuple[Token, str]] = [
-            create_token(home.context, ["append"]) for _ in range(GOOD)
-        ]
-        self.leaked = create_token(home.context, ["append"])[1]
-        self.reader = create_token(home.context, ["read"])[1]
+        self.tokens: list[tuple[Token, str]] = [home.tokens.create(["append"]) for _ in range(GOOD)]
+        self.leaked = home.tokens.create(["append"])[1]
+        self.reader = home.tokens.create(["read"])[1]
         self.process: subprocess.Popen[bytes] | None = None
         self._stack = contextlib.ExitStack()
 

@@ -17,7 +17,7 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
-from tidelog.connectors.files import missing_offsets
+from tidelog.connectors.files import source as files_source
 from tidelog.connectors.source import (
     Bounds,
     Chunk,
@@ -130,8 +130,8 @@ class HoledFolder(HoledBackup):
         start, limit = range_offsets(range)
         found = [chunk.batch.column("offset").to_numpy() for chunk in self.read(range)]
         held = np.concatenate([*found, np.empty(0, np.int64)])
-        lacking = missing_offsets.holes_between(held, start, limit)
-        return missing_offsets.missing_in_files(range, lacking, limit - start - read)
+        lacking = files_source.holes_between(held, start, limit)
+        return files_source.missing_in_files(range, lacking, limit - start - read)
 
 
 @dataclass(frozen=True)

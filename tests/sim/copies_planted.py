@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidelog.archive.derived_archives import archives_of
-from tidelog.erasure import topic_copies, unsearched
+from tidelog.erasure import proof_scope, topic_copies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.topic_copies import Copies
@@ -55,7 +55,7 @@ def restored_archives_are_not_listed(patch: Patch) -> None:
     def by_name(context: Any, topic: Any) -> list[Any]:
         return list({archive.name: archive for archive, _ in archives_of(context, topic)}.values())
 
-    patch.setattr(unsearched, "archives_with", by_name)
+    patch.setattr(proof_scope, "archives_with", by_name)
 
 
 def staged_for_deleted_topics_stays(patch: Patch) -> None:

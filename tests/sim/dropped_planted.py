@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidelog.archive.dropped_events import DroppedEvents
+from tidelog.archive.coverage import DroppedEvents
 from tidelog.archive.erased_events import _FoundDeletions
 
 __all__ = ["deletes_count_up_to_a_time", "dropped_events_excuse_lost_ones"]

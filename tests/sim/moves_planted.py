@@ -9,7 +9,7 @@ import pytest
 
 from tidelog.connectors.archive import source as archive_source
 from tidelog.connectors.archive.reader import PlannedCommits
-from tidelog.connectors.files import missing_offsets
+from tidelog.connectors.files import source as files_source
 from tidelog.connectors.source import MissingOffsets
 from tidelog.erasure import updates
 from tidelog.pipeline import cycle, failures, ranges, seek
@@ -93,7 +93,7 @@ def folder_claims_what_never_was(patch: Patch) -> None:
     def absent(range: object, found: object, offsets: int) -> MissingOffsets:
         return MissingOffsets(absent=offsets)
 
-    patch.setattr(missing_offsets, "missing_in_files", absent)
+    patch.setattr(files_source, "missing_in_files", absent)
 
 
 def late_range_moves_the_position(patch: Patch) -> None:

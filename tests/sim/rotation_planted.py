@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tidelog.connectors.files.source import FilesSource
-from tidelog.pipeline import tracked_partitions
-from tidelog.pipeline.tracked_partitions import TrackedPartitions
+from tidelog.pipeline import source_partitions
+from tidelog.pipeline.source_partitions import TrackedPartitions
 
 __all__ = ["file_is_known_when_it_is_read", "list_has_no_version"]
 
@@ -23,7 +23,7 @@ def list_has_no_version(patch: Patch) -> None:
         self._cycle._list(partition)
 
     patch.setattr(TrackedPartitions, "_add", add)
-    patch.setattr(tracked_partitions, "renew_listing", lambda *_: None)
+    patch.setattr(source_partitions, "renew_listing", lambda *_: None)
 
 
 def file_is_known_when_it_is_read(patch: Patch) -> None:

@@ -31,7 +31,7 @@ from tests.sim.journal_home import PARTITIONS
 from tests.sim.journal_raw import Place
 from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
-from tidelog.connectors.files import missing_offsets
+from tidelog.connectors.files import source as files_source
 from tidelog.connectors.source import Chunk, RangeReader, Source, SourcePartition
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
@@ -175,7 +175,7 @@ class TransformsWorld(BackupsWorld):
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         super()._patch(patch)
-        patch.setattr(missing_offsets, "FILE_GAPS_PER_RANGE", 1)
+        patch.setattr(files_source, "FILE_GAPS_PER_RANGE", 1)
 
     def open_source(self, url: str, **how: Any) -> Source:
         kind, _, name = url.partition(":")

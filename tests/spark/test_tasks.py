@@ -20,9 +20,8 @@ from tidelog.archive.archive import open_pipeline
 from tidelog.errors import CorruptError, InternalError, InvalidError, UnavailableError
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.spark import session as opening
-from tidelog.spark import tasks as module
-from tidelog.spark.tasks import SparkTasks
+from tidelog.spark import session as module
+from tidelog.spark.session import SparkTasks
 
 pytestmark = pytest.mark.spark
 
@@ -155,9 +154,8 @@ def test_wave_whose_java_process_ended_runs_again_in_a_new_session(
             raise RuntimeError("Connection refused")
         return {0: -5}
 
-    for each in (module, opening):
-        monkeypatch.setattr(each, "is_alive", lambda session: session.alive)
-    monkeypatch.setattr(opening, "replace_session", lambda reopen, ended: reopen())
+    monkeypatch.setattr(module, "is_alive", lambda session: session.alive)
+    monkeypatch.setattr(module, "replace_session", lambda reopen, ended: reopen())
     monkeypatch.setattr(module, "named_job", lambda *_: nullcontext())
     monkeypatch.setattr(module, "_lots", lambda *_: [b""])
     monkeypatch.setattr(module, "_run_job", run_job)

@@ -15,7 +15,7 @@ from tidelog.log.partition_reader import OffsetEvents, Reader
 from tidelog.log.status import PartitionState, partition_ends
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic, partition_for
-from tidelog.playback.search import SearchQuery, SearchResult, search_partition
+from tidelog.playback.pages import SearchQuery, SearchResult, search_partition
 
 __all__ = ["BrowseCalls", "LookBack", "Tail"]
 

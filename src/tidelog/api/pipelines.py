@@ -19,8 +19,8 @@ from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import RowSource
 from tidelog.context import Context
 from tidelog.coordination.audit import record_action
+from tidelog.coordination.copy_records import DeadLetterRecorder, record_deletion
 from tidelog.errors import InvalidError, TidelogError
-from tidelog.log.consumer.dead_letter_topics import DeadLetterRecorder
 from tidelog.log.consumer.handler import (
     Append,
     Handler,
@@ -34,7 +34,6 @@ from tidelog.model.event import Event
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport, LocalWorkers, Pipeline
-from tidelog.pipeline.deletion_audit import record_deletion
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import (
     PumpOptions,

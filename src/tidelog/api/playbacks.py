@@ -18,13 +18,13 @@ from tidelog.connectors.sink import (
     open_playback_sink,
 )
 from tidelog.context import Context
+from tidelog.coordination.copy_records import record_playback
 from tidelog.errors import InvalidError
 from tidelog.model import limits
 from tidelog.model.address import parse_address
 from tidelog.model.event import check_timestamp, to_iso
 from tidelog.model.playback import Pin, Time
 from tidelog.model.topic import Topic
-from tidelog.playback.audit import record_playback
 from tidelog.playback.merge import READERS
 from tidelog.playback.play import (
     Playback,
@@ -96,7 +96,8 @@ def play_to(
         on_slot=options.get("on_slot", lambda _: None),
         stopped=stop.is_set,
     )
-    record_playback(context, asked, options.get("who", ""))
+    span = f"{asked.start or 'the first'} to {asked.end or 'now'}"
+    record_playback(context, asked.topic, span, asked.sink, options.get("who", ""))
     spark = options.get("spark")
     if spark is not None:
         if name is not None or how.speed is not None or how.empty_slots:

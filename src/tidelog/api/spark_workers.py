@@ -155,7 +155,7 @@ def with_tasks(
 
 def spark_tasks(name: str, spark: str, conf: Mapping[str, str] | None = None) -> TaskRunner:
     """Returns what runs heavy work on a Spark master; its session starts with the first work."""
-    from tidelog.spark.tasks import SparkTasks
+    from tidelog.spark.session import SparkTasks
 
     return SparkTasks(functools.partial(open_session, spark, name, conf))
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from tidelog.archive.coverage import without
 from tidelog.archive.verify_checks import Problem
+from tidelog.catalog.update import read_if_stable
 from tidelog.context import Context
 from tidelog.coordination.ownership import put_held
 from tidelog.coordination.pipeline_rows import (
@@ -52,19 +53,20 @@ __all__ = [
     "read_before",
 ]
 
-_ATTEMPTS = 5  # to read rows that change
-
 
 def read_account(context: Context, pipeline: str, partition: str) -> Account | None:
     """Returns the account of a source partition; None if it has not begun."""
     account: Account | None = None
-    for _ in range(_ATTEMPTS):
+
+    def is_read() -> bool | None:
+        nonlocal account
         head = read_progress(context, pipeline, partition)
-        if head is None:
-            return None
-        account = _account(context, pipeline, partition, head)
-        if account.adds_up or read_progress(context, pipeline, partition) == head:
-            break
+        account = None if head is None else _account(context, pipeline, partition, head)
+        if account is None or account.adds_up:
+            return True
+        return read_progress(context, pipeline, partition) == head or None
+
+    read_if_stable(context, is_read)  # the last one counts, also if the head keeps changing
     return account
 
 

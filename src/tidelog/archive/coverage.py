@@ -15,7 +15,13 @@ What was erased is left out of the comparison by the audits, which name it. Coun
 would excuse others. A range only counts, and does not list, the offsets that its own transform
 dropped. So a range lacks something if more offsets are missing than that, if one of them lies in a
 gap that the range lists, or if its source lacked more offsets than the other generation does. Fewer
-missing offsets prove nothing: ``dropped_events`` shows if they were dropped.
+missing offsets prove nothing. There are two proofs that all of them were dropped
+(``DroppedEvents``):
+
+- The other generation has the same range, read it from the same source, and found at least as many
+  offsets without an event. What a source has lost stays lost, so it lacks these offsets too.
+- The source still has the events, so the range has read them. It must not have more events than the
+  range has read: then some came back, as files that were missing.
 
 **Damaged commits.** Files or manifests of a commit may be missing or damaged. A backfill skips such
 commits after a person accepts that, one whole commit at a time. What is left of such a commit stays
@@ -31,17 +37,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from tidelog.archive.dropped_events import DroppedEvents
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.catalog.update import read_stable
 from tidelog.codec.event_json import plain_rows
 from tidelog.connectors.archive.source import ArchiveSource
-from tidelog.connectors.by_url import store_at
+from tidelog.connectors.by_url import source_at, store_at
 from tidelog.connectors.files.objects import fetched
 from tidelog.connectors.source import Bounds, RangeReader, Source, SourcePartition, SourceRange
 from tidelog.context import Context
@@ -51,7 +57,8 @@ from tidelog.coordination.pipeline_rows import (
     read_partitions,
     read_progress,
 )
-from tidelog.errors import CorruptError, UnavailableError
+from tidelog.errors import CorruptError, TidelogError, UnavailableError
+from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import BeginReason, FileEntry, Gap, Manifest, Progress
 from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows
@@ -60,8 +67,10 @@ from tidelog.store.base import Store
 __all__ = [
     "SAMPLE_OFFSETS",
     "Coverage",
+    "DroppedEvents",
     "LackingEvents",
     "MissingRange",
+    "alike_ranges",
     "are_offsets",
     "are_other_events",
     "damaged_spans",
@@ -481,3 +490,76 @@ def _events(reader: RangeReader) -> dict[int, tuple[object, ...]]:
         for row in plain_rows(chunk.batch.select(["offset", *_FIELDS]), lambda time, _: time):
             found[row["offset"]] = tuple(row[name] for name in _FIELDS)
     return found
+
+
+class DroppedEvents:
+    """Shows of one source partition which ranges of a generation lack only dropped events."""
+
+    def __init__(
+        self, context: Context, archive: Archive, old: int, new: int, partition: str
+    ) -> None:
+        self._context = context
+        self._archive = archive
+        self._old = old
+        self._new = new
+        self._partition = partition
+
+    def are_all_of(self, manifest: Manifest, lacking: Offsets) -> bool:
+        """Returns whether the transform of a range has dropped all of these events."""
+        if (manifest.start, manifest.end) in self._alike:
+            return True
+        return all(self._has(url, manifest, lacking) for url in self._sources(self._new))
+
+    @cached_property
+    def _alike(self) -> set[tuple[str, str]]:
+        read_from = [self._sources(each) for each in (self._old, self._new)]
+        if read_from[0] != read_from[1] or len(read_from[0]) > 1:
+            return set()  # another source may have lost as many other events
+        pipelines = [self._archive.pipeline(each) for each in (self._old, self._new)]
+        old, new = (read_manifests(self._context, each, self._partition) for each in pipelines)
+        return alike_ranges(old, new)
+
+    def _sources(self, generation: int) -> list[str]:
+        """Returns what ranges of a generation may have been read from."""
+        archive = self._archive
+        given = archive.format_of(generation).source
+        where = layout.pipeline_partition(archive.pipeline(generation), self._partition)
+        was_live = self._context.catalog.get(where, layout.BEFORE) is not None
+        is_live = was_live or generation == archive.generation
+        return [given] if given and not is_live else sorted({given, archive.source} - {""})
+
+    def _has(self, url: str, manifest: Manifest, offsets: Offsets) -> bool:
+        """Returns whether a source has an event at each of these offsets, and had it before."""
+        partition = SourcePartition.named(self._partition)
+        found = [np.empty(0, np.int64)]
+        try:
+            span = SourceRange(
+                partition, manifest.start, manifest.end, incarnation=manifest.incarnation
+            )
+            chunks = source_at(self._context, url).read(span)
+            found += [each.batch.column("offset").to_numpy().astype(np.int64) for each in chunks]
+        except TidelogError:
+            return False  # what cannot be read now proves nothing
+        there = np.unique(np.concatenate(found))
+        return len(there) <= manifest.read and bool(np.isin(offsets, there).all())
+
+
+def alike_ranges(old: Iterable[Manifest], new: Iterable[Manifest]) -> set[tuple[str, str]]:
+    """Returns ranges of both where the new one found no more offsets without events.
+
+    Several ranges were read at different times. So between their outer borders, as many other
+    offsets may be missing. Leaves out ranges from files of another generation, and those with gaps
+    that are only some of their offsets, as another transform or folder may have as many elsewhere.
+    """
+    before = {(each.start, each.end): each.absent for each in old if _is_counted(each)}
+    return {
+        (each.start, each.end)
+        for each in new
+        if _is_counted(each) and each.absent <= before.get((each.start, each.end), -1)
+    }
+
+
+def _is_counted(manifest: Manifest) -> bool:
+    """Returns whether a range counts all offsets that its source lacked as never there."""
+    is_partial = any(gap.is_partial or not gap.is_loss for gap in manifest.lost)
+    return not (manifest.filled or manifest.completed or is_partial)

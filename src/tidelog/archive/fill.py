@@ -91,7 +91,7 @@ from tidelog.errors import InvalidError, NotFoundError, TidelogError, Unavailabl
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import ListedPartition
 from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader, CompletedReader
-from tidelog.pipeline.recreated_topics import without_remade
+from tidelog.pipeline.failures import without_remade
 from tidelog.pipeline.source_partitions import read_known, tracking_pipeline
 
 __all__ = [

@@ -53,7 +53,7 @@ import msgspec
 
 from tidelog.archive.archive import check_active, find_archive
 from tidelog.catalog.base import Change, Delete, Put, Row
-from tidelog.catalog.update import attempts
+from tidelog.catalog.update import attempts, pause, rounds
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.connectors.by_url import files_at, source_at, store_at
 from tidelog.connectors.source import Bounds, Source, SourcePartition, SourceRange, waits
@@ -251,7 +251,8 @@ class Finalizer:
 
     def _settle(self, name: str, done: FinalizeResult, due: _Due) -> None:
         """Steps 3 and 4: does what the row of a folder says until it is settled."""
-        for _ in range(_ATTEMPTS):
+        busy = UnavailableError(f"row `{name}`: others keep changing it: try again")
+        for number in rounds(_ATTEMPTS, busy):
             row = self._context.catalog.get(self._where, name)
             if row is None:
                 return
@@ -269,10 +270,10 @@ class Finalizer:
             try:
                 self._context.catalog.write(self._where, *changes, write_id=self._context.ids.new())
             except (ConflictError, UnknownOutcomeError):
+                pause(self._context, number)
                 continue  # the row shows the outcome
             if settled:
                 return
-        raise UnavailableError(f"row `{name}`: others keep changing it: try again")
 
     def _follow(self, folder: DateFolder, done: FinalizeResult) -> bool:
         """Makes the marker match the row, and notifies. Returns False if a notice failed."""

@@ -55,6 +55,7 @@ from tidelog.archive.table_files import (
     TablePlan,
     TableStatus,
 )
+from tidelog.catalog.update import attempts, pause, rounds
 from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.parquet import ParquetFormat
 from tidelog.connectors.by_url import files_at
@@ -80,6 +81,7 @@ from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry
+from tidelog.model.times import Backoff
 from tidelog.pipeline.lost_ranges import read_aside
 
 __all__ = [
@@ -101,7 +103,7 @@ __all__ = [
 ]
 
 _FILES_AT_ONCE = 1_000  # in one commit of a table
-_ATTEMPTS = 50  # of a commit that conflicts
+_COMMITS = Backoff(50, base_ms=50, max_ms=1_000)  # against others who commit
 _REPEATS = 8  # of a commit whose store or catalog does not respond
 
 
@@ -220,20 +222,32 @@ def register_table(context: Context, archive: Archive, name: str) -> RegisterRes
     if name not in archive.tables:
         _check_new(context, archive, table, name)
         change_archive(context, archive.name, lambda found: _with_table(found, name))
-    files = events = conflicts = refused = 0
-    while conflicts < _ATTEMPTS:
+    files = events = 0
+    while True:
+        archive, table, added = _add_next(context, archive, table, name)
+        if added is None:
+            return RegisterResult(name, table.where, files, events)
+        files += len(added.files)
+        events += sum(file.entry.events for file in added.files)
+
+
+def _add_next(
+    context: Context, archive: Archive, table: Table, name: str
+) -> tuple[Archive, Table, TableAddition | None]:
+    """Adds the next files to a table; returns them, None if it has all, and where they are."""
+    refused = 0
+    busy = UnavailableError(f"table `{name}`: others keep changing it: try again")
+    for _ in attempts(context, busy, _COMMITS):
         addition = _next_addition(context, archive, table)
         present = read_archive(context, archive.name)  # after the table, on purpose
         if present.generation != archive.generation:
             archive, table = present, open_table(context, present, name)
             continue
         if not addition.files and not table.holds_another:
-            return RegisterResult(name, table.where, files, events)
+            return archive, table, None
         try:
             table.add(addition)
         except ConflictError:
-            conflicts += 1
-            context.clock.sleep(context.random.random() * min(1.0, 0.05 * conflicts))
             continue
         except (UnavailableError, CorruptError):
             # Whether the commit landed or not, the table itself says how far it is. Files that
@@ -241,11 +255,9 @@ def register_table(context: Context, archive: Archive, name: str) -> RegisterRes
             refused += 1
             if refused >= _REPEATS:
                 raise
-            context.clock.sleep(context.random.random() * refused)
             continue
-        files += len(addition.files)
-        events += sum(file.entry.events for file in addition.files)
-    raise UnavailableError(f"table `{name}`: others keep changing it: try again")
+        return archive, table, addition
+    raise busy
 
 
 def _check_new(context: Context, archive: Archive, table: Table, name: str) -> None:
@@ -508,13 +520,13 @@ def _update_entries(context: Context, table: Table, changed: Callable[[], list[T
 
 def _retry_until_done(context: Context, table: Table, is_done: Callable[[], bool]) -> None:
     """Calls ``is_done`` until it returns True, also after commits of others."""
-    for attempt in range(_ATTEMPTS):
+    busy = UnavailableError(f"table `{table.where}`: others keep changing it: try again")
+    for number in rounds(_COMMITS.attempts, busy):
         try:
             if is_done():
                 return
         except ConflictError:
-            context.clock.sleep(context.random.random() * min(1.0, 0.05 * (attempt + 1)))
-    raise UnavailableError(f"table `{table.where}`: others keep changing it: try again")
+            pause(context, number, _COMMITS)
 
 
 def _changed_files(

@@ -43,6 +43,7 @@ from tidelog.archive.verify_checks import (
     runs_of,
 )
 from tidelog.catalog.base import Row
+from tidelog.catalog.update import read_if_stable
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.connectors.archive.staging import is_published
 from tidelog.connectors.by_url import source_at, store_at
@@ -69,7 +70,6 @@ from tidelog.tasks import Pool
 __all__ = ["ArchiveVerifyOptions", "ArchiveVerifyReport", "verify_archive"]
 
 _AT_ONCE = 4  # files to read in parallel
-_LOOKS = 5  # at rows of folders that change meanwhile
 _PROBLEMS_MAX = 1_000  # kept of each list; all are counted
 _KEEP = "keep everything as it is, and report it"
 _MOVE_OUT = "move it out of the folder: readers that list the folder read it as events"
@@ -392,23 +392,23 @@ class _VerifyLook:
 
     def folders(self, pipeline: str) -> None:
         """Compares the rows of date folders with the files that manifests name in them."""
-        is_unknown = self._unread or any(each.kind == "rows" for each in self.tally.problems)
-        if is_unknown:  # that explains any difference
-            return
+        if self._unread or any(each.kind == "rows" for each in self.tally.problems):
+            return  # that explains any difference
         written_as = self._archive.format_of(self.tally.generation)
         as_live = msgspec.structs.replace(self._archive, generation=self.tally.generation)
         folders = DateFolders(LayoutSettings(**written_as.layout))
         counter = FolderCounter(self.context, as_live, folders, 0)
-        for _ in range(_LOOKS):  # until no finalize changed the rows meanwhile
+
+        def read() -> list[Problem] | None:
             rows = self._folder_rows(pipeline)
-            if not rows:
-                return
-            problems = list(_folder_problems(rows, counter.recount()))
-            if not problems or rows == self._folder_rows(pipeline):
-                self.tally.add(*problems)
-                return
-        what = "rows of date folders kept changing"
-        self.tally.note("folder", self._archive.name, what, "verify again to compare them")
+            problems = list(_folder_problems(rows, counter.recount())) if rows else []
+            is_stable = not problems or rows == self._folder_rows(pipeline)
+            return problems if is_stable else None  # a finalize changed the rows meanwhile
+
+        if (problems := read_if_stable(self.context, read)) is None:
+            what = "rows of date folders kept changing"
+            self.tally.note("folder", self._archive.name, what, "verify again to compare them")
+        self.tally.add(*problems or ())
 
     def _folder_rows(self, pipeline: str) -> dict[str, Row]:
         where = layout.pipeline_members(pipeline)

@@ -1,4 +1,4 @@
-"""The loops over rows that others change too: ``update``, ``attempts`` and ``write_settled``.
+"""All loops that retry: ``update``, ``attempts``, ``rounds``, ``read_stable``, ``write_settled``.
 
 ``update`` is the one loop that reads, decides, writes and retries:
 
@@ -22,8 +22,9 @@ one of them conflicts, and the rows of that conflict carry the other's id.
 | 3, 4, 5    | the whole change, or nothing | the next caller decides by the rows  |
 
 ``attempts`` is for what cannot be one ``update``: it works on objects, other systems or several
-partitions between two writes. It has the same waits and the same bound. ``read_stable`` repeats a
-read while others change what it reads.
+partitions between two writes. It has the same waits and the same bound. ``rounds`` is for work that
+gets further in each round, so that it waits only where it meets another writer (``pause``).
+``read_stable`` repeats a read while others change what it reads.
 
 ``write_settled`` is for backends over a network, whose replies get lost. It gets one *attempt* and
 repeats it with the same write id until it knows the outcome:
@@ -80,8 +81,11 @@ __all__ = [
     "UpdateContext",
     "WaitContext",
     "attempts",
+    "pause",
+    "read_if_stable",
     "read_repeated",
     "read_stable",
+    "rounds",
     "update",
     "write_settled",
 ]
@@ -364,11 +368,37 @@ def attempts(context: WaitContext, failed: TidelogError, backoff: Backoff = RACE
     raise failed
 
 
+def rounds(limit: int, failed: TidelogError) -> Iterator[int]:
+    """Yields the number of each round of work that continues where the round before ended, from 0.
+
+    It does not wait: a round that met another writer calls :func:`pause`. The caller leaves the
+    loop when it is done; ``failed`` is raised after the last round.
+    """
+    yield from range(limit)
+    raise failed
+
+
+def pause(context: WaitContext, number: int, backoff: Backoff = RACE) -> None:
+    """Waits after a conflict or a lost reply, with jitter, as ``attempts`` does."""
+    context.clock.sleep(backoff.delay_s(number, context.random))
+
+
 def read_stable(context: UpdateContext, read: Callable[[], T | None], failed: TidelogError) -> T:
     """Returns what ``read`` returns, which is called again while it returns None.
 
     None means that others changed rows while it read them. It waits between two calls, and raises
-    ``failed`` when the calls are used up. It is the one loop that repeats reads of rows.
+    ``failed`` when the calls are used up.
+    """
+    found = read_if_stable(context, read)
+    if found is None:
+        raise failed
+    return found
+
+
+def read_if_stable(context: WaitContext, read: Callable[[], T | None]) -> T | None:
+    """Returns what ``read`` returns, like ``read_stable``; None when the calls are used up.
+
+    It is the one loop that repeats reads of rows.
     """
     found = read()
     for delay_s in REREAD.delays_s(context.random) if found is None else ():
@@ -376,8 +406,6 @@ def read_stable(context: UpdateContext, read: Callable[[], T | None], failed: Ti
         found = read()
         if found is not None:
             break
-    if found is None:
-        raise failed
     return found
 
 

@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tidelog.catalog.base import ABSENT, Change, Check, Put
+from tidelog.catalog.update import attempts
 from tidelog.clock import looks
 from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites
 from tidelog.errors import ConflictError, FencedError, UnavailableError, UnknownOutcomeError
 from tidelog.model.partition_rows import HeldRow, decode_row, encode_row
+from tidelog.model.times import Backoff
 from tidelog.process import ProcessGuard, RefusingLock
 
 __all__ = [
@@ -37,7 +39,7 @@ __all__ = [
     "write_repeatedly",
 ]
 
-_ATTEMPTS = 20  # of one write with lost replies
+_LOST_REPLIES = Backoff(20, base_ms=10, max_ms=200)  # of one write
 
 
 def put_held(
@@ -56,8 +58,9 @@ def write_held(context: Context, where: str, what: str, held: Put, *others: Chan
     write_id = context.ids.new()
     sent = SentWrites()
     context = sent.tracked(context)
+    lost = UnavailableError("replies keep getting lost")
     with sent.unknown_if_any(what, "try again"):
-        for attempt in range(_ATTEMPTS):
+        for _ in attempts(context, lost, _LOST_REPLIES):
             try:
                 context.catalog.write(where, held, *others, write_id=write_id)
             except ConflictError:
@@ -67,10 +70,9 @@ def write_held(context: Context, where: str, what: str, held: Put, *others: Chan
                 if found is None or found.version not in (held.expect, write_id):
                     return None
                 if found.version != write_id:
-                    context.clock.sleep(0.01 * attempt)
                     continue
             return write_id
-        raise UnavailableError("replies keep getting lost")
+        raise lost
 
 
 def write_repeatedly(context: Context, where: str, *changes: Change) -> str:
@@ -81,19 +83,15 @@ def write_repeatedly(context: Context, where: str, *changes: Change) -> str:
     if one was lost and then nothing can be reached.
     """
     write_id = context.ids.new()
-    delays = context.backoff.delays_s(context.random)
     sent = SentWrites()
     context = sent.tracked(context)
+    lost = UnavailableError("replies keep getting lost")
     with sent.unknown_if_any(f"write to `{where}`", "try again"):
-        while True:
-            try:
+        for _ in attempts(context, lost, context.backoff):
+            with contextlib.suppress(UnknownOutcomeError):
                 context.catalog.write(where, *changes, write_id=write_id)
-                return write_id
-            except UnknownOutcomeError:
-                delay_s = next(delays, None)
-                if delay_s is None:
-                    raise
-                context.clock.sleep(delay_s)
+                break
+    return write_id
 
 
 class Silence:

@@ -30,10 +30,11 @@ import pyarrow as pa
 
 from tidelog.archive.derived_archives import Origin
 from tidelog.archive.read import ArchiveFiles
+from tidelog.catalog.update import rounds
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import replay_pipeline
 from tidelog.erasure.matcher import own_column
-from tidelog.erasure.rewrite_file import FILE_ATTEMPTS, FileRewriter, file_busy, replace_object
+from tidelog.erasure.rewrite_range import FILE_ATTEMPTS, FileRewriter, file_busy, replace_object
 from tidelog.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -99,7 +100,7 @@ class AsideFiles:
 
     def _retry_on_change(self, key: str, call: Callable[[_File], T]) -> T | None:
         """Returns what a call makes of a file; retries if an erasure changes it in between."""
-        for _ in range(FILE_ATTEMPTS):
+        for _ in rounds(FILE_ATTEMPTS, file_busy(key)):
             file = self._read(key)
             if file is None:
                 return None
@@ -158,7 +159,7 @@ class AsideFiles:
         return _File(manifest, entries[0], generation)
 
     def _erase(self, key: str, erased: ErasedIds) -> int:
-        for _ in range(FILE_ATTEMPTS):
+        for _ in rounds(FILE_ATTEMPTS, file_busy(key)):
             found = self._retry_on_change(key, lambda file: self._without(file, erased))
             if found is None:
                 return 0

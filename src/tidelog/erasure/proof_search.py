@@ -29,6 +29,7 @@ from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.archive.roots import removed_archives
 from tidelog.archive.tables import stale_entries
 from tidelog.catalog.base import clear_deleted_rows
+from tidelog.catalog.update import read_if_stable
 from tidelog.connectors.by_url import folders_of, store_at
 from tidelog.context import Context
 from tidelog.coordination.audit import id_hash, key_hash
@@ -53,12 +54,11 @@ from tidelog.erasure.proof_places import (
     lasting_uploads,
     quoted_errors,
 )
-from tidelog.erasure.proof_scope import DeletedTopicScope, ProofScope, TopicScope
+from tidelog.erasure.proof_scope import DeletedTopicScope, ProofScope, TopicScope, outside_of_home
 from tidelog.erasure.redaction import quoting_rows
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.search import clean_files, clean_objects
 from tidelog.erasure.topic_copies import copy_deletions
-from tidelog.erasure.unsearched import outside_of_home
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.log.run_reader import describe_run, read_run
@@ -75,7 +75,6 @@ from tidelog.store.wrappers import CachedStore
 __all__ = ["prove_erased", "prove_erased_from_archive"]
 
 _NAMED = 5  # offsets that a finding names
-_ROUNDS = 20  # against compiles and trims that keep ending in between
 
 
 def prove_erased(
@@ -256,11 +255,16 @@ class _ProofSearch(ObjectSearch):
 
     def _runs(self, topic: Topic, partition: int) -> list[Run]:
         """Returns what a partition counts; nothing, with a trace, if it changes all the time."""
-        for _ in range(_ROUNDS):
+
+        def read() -> list[Run] | None:
             head = read_head(self._context, topic, partition)[0]
             self._starts[partition] = head.start
             with contextlib.suppress(MovedError):  # compiled or trimmed in between
                 return list(covering(self._context, topic, partition, head))
+            return None
+
+        if (found := read_if_stable(self._context, read)) is not None:
+            return found
         where = layout.topic_partition(topic.incarnation, partition)
         self.add(
             where, "is compiled or trimmed again and again, and was not searched", remedies.MOVING

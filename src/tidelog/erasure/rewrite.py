@@ -50,6 +50,7 @@ from tidelog.archive.derived_archives import (
 from tidelog.archive.generations import finish_removals
 from tidelog.archive.tables import correct_entries
 from tidelog.catalog.base import ABSENT, Put, Row
+from tidelog.catalog.update import pause, rounds
 from tidelog.connectors.archive.staging import discard_files
 from tidelog.connectors.by_url import files_at
 from tidelog.context import Context
@@ -314,7 +315,11 @@ class PartitionRewriter:
 
     def settle(self, row_name: str, wanted: Offsets, report: ArchiveErasure) -> None:
         """Does all steps for one range, whichever process began them, until it is erased."""
-        for _ in range(_ATTEMPTS):
+        busy = UnavailableError(
+            f"archive `{self._archive.name}`, `{self._partition}`: others keep changing its "
+            "ranges: erase again"
+        )
+        for number in rounds(_ATTEMPTS, busy):
             row = self._row(row_name)
             if row is None:
                 return  # the generation was dropped
@@ -332,16 +337,12 @@ class PartitionRewriter:
                         return
                     self._intend(row, committed)
             except (ConflictError, UnknownOutcomeError):
-                self._context.clock.sleep(self._context.random.random() * 0.05)
+                pause(self._context, number)
             except (CorruptError, NotFoundError):
                 if self._is_dropped():
                     return  # its files are deleted before its rows
                 if not self._has_moved(row):
                     raise
-        raise UnavailableError(
-            f"archive `{self._archive.name}`, `{self._partition}`: others keep changing its "
-            "ranges: erase again"
-        )
 
     def work_of(self, number: int, each: RangeToSettle) -> RangeRewrite | None:
         """Returns a range to search; None if another erasure has begun it, or it is unreadable."""

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from tidelog.archive.derived_archives import UNKNOWN_ORIGIN, Origin, origin_of
 from tidelog.archive.erased_events import Deletions
 from tidelog.archive.read import ArchiveFiles, is_changing
+from tidelog.catalog.update import attempts
 from tidelog.connectors.by_url import store_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import counting_files, read_intent, read_partitions
@@ -33,6 +34,7 @@ from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import check_utf8
 from tidelog.model.partition_rows import Run
 from tidelog.model.pipeline import FileEntry, Manifest, offsets_between
+from tidelog.model.times import Backoff
 from tidelog.model.topic import Topic
 from tidelog.store import shared_store
 from tidelog.store.base import ObjectInfo, Store
@@ -51,7 +53,7 @@ __all__ = [
 ]
 
 
-_SEARCHES = 20  # of a source partition whose files change in between
+_SEARCHES = Backoff(20, base_ms=25, max_ms=50)  # of a partition whose files change in between
 
 SourceOffset = tuple[Origin, int]
 """A source partition, with its incarnation, and an offset."""
@@ -154,7 +156,10 @@ def _search_again(
     archive, generation, partition = searched.archive, searched.generation, searched.partition
     reader = ArchiveFiles(store_at(context, archive.store), archive.format_of(generation))
     pipeline = archive.pipeline(generation)
-    for attempt in range(_SEARCHES):
+    busy = UnavailableError(
+        f"archive `{archive.name}`, `{partition}`: its files keep changing: search again"
+    )
+    for number in attempts(context, busy, _SEARCHES):
         found: dict[int, FoundEvent] = {}
         for manifest, file in counting_files(context, pipeline, partition):
             is_above = end is not None and file.first_offset >= end
@@ -163,11 +168,10 @@ def _search_again(
             try:
                 found |= _search_file(reader, manifest, file, search)
             except CorruptError:
-                is_last = attempt == _SEARCHES - 1
+                is_last = number == _SEARCHES.attempts - 1
                 if is_last or not is_changing(context, archive, generation, partition, file):
                     raise
                 finish_rewrites(context, archive, generation)  # of one that crashed half-way
-                context.clock.sleep(context.random.random() * 0.05)
                 break
         else:
             break

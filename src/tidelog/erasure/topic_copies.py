@@ -9,7 +9,7 @@ created again since. So are topics with dead letters of handlers, and a pipeline
 with its target. A consumer that produces leaves no such record.
 
 The other way round, an erasure from a copy does not reach its origin, and names it
-(``unsearched``).
+(``proof_scope``).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tidelog.archive.derived_archives import (
 from tidelog.archive.erased_events import Deletions, read_deletions
 from tidelog.context import Context
 from tidelog.coordination.audit import read_actions
+from tidelog.coordination.copy_records import dead_letter_topic, deleted_copy, played_topic
 from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.erasure.rewrite import is_under_way
-from tidelog.log.consumer.dead_letter_topics import dead_letter_topic
 from tidelog.log.ledger import ErasedIds
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
@@ -42,9 +42,7 @@ from tidelog.model.archive import Archive
 from tidelog.model.partition_rows import pipeline_of
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import Topic
-from tidelog.pipeline.deletion_audit import deleted_copy
 from tidelog.pipeline.registry import is_target_deleted, list_pipelines
-from tidelog.playback.audit import played_topic
 from tidelog.playback.session import list_playbacks
 
 __all__ = [

@@ -29,6 +29,7 @@ from tidelog.archive.derived_archives import partitions_of, reachable_archives_o
 from tidelog.archive.generations import finish_removals
 from tidelog.archive.read import ArchiveFiles
 from tidelog.archive.transform_output import output_above, output_of
+from tidelog.catalog.update import rounds
 from tidelog.clock import looks
 from tidelog.connectors.by_url import files_at
 from tidelog.context import Context
@@ -112,7 +113,10 @@ def _update_until_same(
     Returns an archive with a range that may hold an old value, and the values.
     """
     values, (total, errors) = known, into
-    for _ in range(_ROUNDS):
+    busy = UnavailableError(
+        f"topic `{lookup.topic.name}`: these events keep being updated: update its archives again"
+    )
+    for _ in rounds(_ROUNDS, busy):
         now = _current_values(lookup, ids)
         values = _with_trimmed(context, lookup.topic, now, values)
         if not values:
@@ -125,9 +129,7 @@ def _update_until_same(
         is_same = not done.has_changed and _current_values(lookup, ids) == now
         if done.waiting or errors or is_same:
             return done.waiting, values
-    raise UnavailableError(
-        f"topic `{lookup.topic.name}`: these events keep being updated: update its archives again"
-    )
+    raise busy
 
 
 def _current_values(lookup: Lookup, ids: Collection[str]) -> _Values:

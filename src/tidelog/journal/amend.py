@@ -37,6 +37,7 @@ from typing import Literal
 
 import msgspec
 
+from tidelog.catalog.update import rounds
 from tidelog.codec.event_batch import bytes_without_value, has_additions
 from tidelog.context import Context
 from tidelog.coordination.audit import (
@@ -242,7 +243,11 @@ class Amender:
         a delete by key, the caller looks for copies.
         """
         known = {(change.partition, change.offset): change for change in changes}
-        for _ in range(_ROUNDS):
+        busy = UnavailableError(
+            f"topic `{self.topic.name}`: copies of the events come faster than they can be "
+            "found: try again"
+        )
+        for _ in rounds(_ROUNDS, busy):
             until: dict[str, int] = {}
             for change in known.values():
                 if change.id is not None:
@@ -264,11 +269,6 @@ class Amender:
             if len(new) == len(known):
                 break
             known = new
-        else:
-            raise UnavailableError(
-                f"topic `{self.topic.name}`: copies of the events come faster than they can be "
-                "found: try again"
-            )
         return list(known.values())
 
     def _announce(self) -> Sequence[int]:
@@ -294,7 +294,8 @@ class Amender:
         looked up again and written, so other records need their own.
         """
         applied: Applied = {}
-        for _ in range(_ROUNDS):
+        what = f"topic `{self.topic.name}`: is compiled again and again: try again"
+        for _ in rounds(_ROUNDS, UnavailableError(what)):
 
             def put(here: Sequence[AmendmentChange]) -> Sequence[AmendmentChange]:
                 return self._put_here(record, here, heads, applied)
@@ -315,7 +316,7 @@ class Amender:
                 if (change.partition, change.offset) in there
                 for row in [there[change.partition, change.offset]]
             ]
-        raise UnavailableError(f"topic `{self.topic.name}`: is compiled again and again: try again")
+        raise UnavailableError(what)
 
     def _put_here(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tidelog.catalog.update import rounds
 from tidelog.clock import RandomIds, looks
 from tidelog.context import Context
 from tidelog.coordination.ownership import beating
@@ -119,7 +120,8 @@ def _rounds(
 ) -> Iterator[CompileReport]:
     """Plans, lets tasks make journals, and swaps, until nothing is left to do."""
     at_once = runner.parallelism * _TASKS_EACH
-    for _ in range(_ROUNDS_MAX):
+    busy = UnavailableError("compile: others keep changing the same rows: compile again")
+    for _ in rounds(_ROUNDS_MAX, busy):
         ready: list[_Ready] = []
         is_stale = False
         for compiling in list(living):
@@ -146,7 +148,6 @@ def _rounds(
             part = [each for each in ready[first : first + at_once] if each.compiling not in failed]
             for each, outcome in zip(part, _run(context, runner, part), strict=True):
                 yield from _swap(each, outcome, living, failed)
-    raise UnavailableError("compile: others keep changing the same rows: compile again")
 
 
 def _swap(

@@ -149,6 +149,10 @@ class Backoff:
 
     def delays_s(self, source: random.Random) -> Iterator[float]:
         """Yields the waits between attempts, in seconds: one fewer than ``attempts``."""
-        for attempt in range(self.attempts - 1):
-            ceiling_ms = min(self.max_ms, self.base_ms * 2**attempt)
-            yield source.uniform(ceiling_ms / 2, ceiling_ms) / 1000
+        for number in range(self.attempts - 1):
+            yield self.delay_s(number, source)
+
+    def delay_s(self, number: int, source: random.Random) -> float:
+        """Returns the wait after an attempt, in seconds; the first attempt has number 0."""
+        ceiling_ms = min(self.max_ms, self.base_ms * 2**number)
+        return source.uniform(ceiling_ms / 2, ceiling_ms) / 1000

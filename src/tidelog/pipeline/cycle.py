@@ -109,10 +109,12 @@ from tidelog.pipeline.base import (
 )
 from tidelog.pipeline.failures import (
     LostError,
+    TopicHeads,
     begun_head,
     check_gaps,
     committed_head,
     ended_head,
+    is_topic_remade,
     lost_before,
     remade_bounds,
     vanished_head,
@@ -121,7 +123,6 @@ from tidelog.pipeline.late_events import span_to_read
 from tidelog.pipeline.lost_ranges import SettingAside, late_manifests
 from tidelog.pipeline.ranges import check_plan, choose_cuts, discard_staged, end_before, plan_tasks
 from tidelog.pipeline.read_ahead import FindNext, RangeRounds, Results, intend_next, read_no_more
-from tidelog.pipeline.recreated_topics import TopicHeads, is_topic_remade
 from tidelog.store.base import put_same
 
 __all__ = ["CLAIM_RETRIES", "Cycle", "CycleReport", "LostError", "Track"]
@@ -574,8 +575,7 @@ class Cycle:
         row = self._context.catalog.get(track.where, "intent")
         track.intent, track.intent_version = None, ""
         if row is not None:
-            what = f"intent of `{track.partition.text}`"
-            track.intent = decode_row(row.value, Intent, what)
+            track.intent = decode_row(row.value, Intent, f"intent of `{track.partition.text}`")
             track.intent_version = row.version
 
     def _manifest(self, key: str) -> Manifest:

@@ -57,9 +57,9 @@ from tidelog.pipeline.share import DriverMembers, DriverShare, flush_version
 from tidelog.pipeline.source_partitions import (
     Beginnings,
     SeenEnds,
+    TrackedPartitions,
     vanished_error,
 )
-from tidelog.pipeline.tracked_partitions import TrackedPartitions
 
 __all__ = ["Driver", "DriverOptions", "new_stop"]
 

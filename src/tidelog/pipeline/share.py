@@ -8,7 +8,7 @@ A driver that follows has a fair share of the partitions that the source lists. 
 free, or whose owner is dead, until it has its share. It releases what is beyond its share, but
 only partitions without a range in progress, so no work is done twice. Nothing is taken from a
 living driver. A run that drains has no share: it takes all that is free, and the others keep theirs
-(``Member.once``). A source that tracks its partitions has one driver (``tracked_partitions``).
+(``Member.once``). A source that tracks its partitions has one driver (``TrackedPartitions``).
 
 A driver that must be alone changes the fence first (``take_over``): all others stop at their next
 heartbeat, and their partitions are free.

@@ -1,10 +1,14 @@
-"""Pages of a topic's events as JSON lines: by partition and offset, or by time.
+"""Pages of a topic's events: as JSON lines by partition and offset or by time, or of a search.
 
 A page has a bounded number of events and bytes, and says where the next one begins, so nothing is
 kept between two pages. The first page of a range of times fixes the ends of the partitions, as a
 playback does: what is appended later is not part of the range. Its cursor holds these ends and the
 place of its last event. When something is trimmed meanwhile, it is unknown whether it was part of
 the range, so the next page is refused.
+
+A search looks for a key, an id, a text or fields. It ends after a number of events or seconds and
+returns where the next one begins. Beside events it shows their amendments, and offsets whose events
+were deleted.
 """
 
 from __future__ import annotations
@@ -12,39 +16,52 @@ from __future__ import annotations
 import base64
 import binascii
 import threading
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidelog.codec.event_json import batch_lines
+from tidelog.codec.fields import parse_field_filter
 from tidelog.codec.sizes import fitting_rows
 from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.partition_reader import OffsetEvents, Reader
+from tidelog.log.run_reader import pending
 from tidelog.log.status import read_heads
 from tidelog.log.topics import read_head
 from tidelog.model import limits
 from tidelog.model.decoding import decode_msgpack
-from tidelog.model.event import check_timestamp
+from tidelog.model.event import Event, check_timestamp, check_utf8
+from tidelog.model.partition_rows import Run
 from tidelog.model.playback import Cursor, Floors, Pin, TimeRange
 from tidelog.model.topic import Topic
 from tidelog.playback.merge import BufferBounds, play
 
 __all__ = [
     "RANGE_BOUNDS",
+    "DeletedOffsets",
     "From",
+    "KnownAmendment",
     "Page",
     "RangeCursor",
     "RangePage",
+    "SearchQuery",
+    "SearchResult",
     "begin_range",
     "check_cursor",
+    "pending_amendments",
     "place_of_last",
     "play_range",
+    "read_known_amendments",
     "read_page",
     "read_range",
+    "search_partition",
+    "search_range",
+    "with_gaps",
 ]
 
 RANGE_BOUNDS = BufferBounds(
@@ -253,3 +270,266 @@ def place_of_last(batch: pa.RecordBatch) -> Cursor:
     return Cursor(
         time, batch.column("partition")[last].as_py(), batch.column("offset")[last].as_py()
     )
+
+
+_BYTES_MAX = 4 << 20  # of the events that one answer has
+_SEARCHED = {"value": pa.binary(), "key": pa.binary(), "id": pa.string(), "type": pa.string()}
+
+
+@dataclass(frozen=True, slots=True)
+class SearchQuery:
+    """What an event must have."""
+
+    key: bytes | None = None
+    id: str | None = None
+    text: str = ""  # in its value, key, id or type; large or small letters are the same
+    where: str = ""  # fields of its JSON: `amount > 10 and user.id = u-7`
+
+    @property
+    def is_all(self) -> bool:
+        """Returns whether every event matches."""
+        return self.key is None and self.id is None and not self.text and not self.where
+
+    def fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the events of a batch that match."""
+        if self.key is not None:
+            batch = batch.filter(pc.equal(batch.column("key"), pa.scalar(self.key, pa.binary())))
+        if self.id is not None:
+            batch = batch.filter(pc.equal(batch.column("id"), self.id))
+        if self.text and batch.num_rows:
+            batch = batch.filter(self._contains(batch))
+        if self.where and batch.num_rows:
+            batch = batch.filter(parse_field_filter(self.where).fits(batch.column("value")))
+        return batch
+
+    def keep(self, events: Sequence[Event]) -> list[Event]:
+        """Returns those of some events that fit."""
+        if self.is_all:
+            return list(events)
+        columns = {
+            name: pa.array([getattr(each, name) for each in events], kind)
+            for name, kind in _SEARCHED.items()
+        }
+        rows = pa.array(range(len(events)), pa.int64())
+        fitting = self.fitting(pa.record_batch({**columns, "row": rows}))
+        return [events[row] for row in fitting.column("row").to_pylist()]
+
+    def check(self) -> None:
+        """Raises ``InvalidError`` for text that is not valid, or that holds no conditions."""
+        for what in ("id", "text", "where"):
+            check_utf8(f"search: {what}", getattr(self, what) or "")
+        if self.where:
+            parse_field_filter(self.where)
+
+    def _contains(self, batch: pa.RecordBatch) -> pa.Array:
+        found = None
+        for name in ("value", "key", "id", "type"):
+            column = batch.column(name)
+            hit = pc.fill_null(pc.match_substring(column, self.text, ignore_case=True), False)
+            found = hit if found is None else pc.or_(found, hit)
+        return found
+
+
+@dataclass(slots=True)
+class SearchResult:
+    """Events that fit, how many were looked at, and where to go on."""
+
+    events: list[Event] = field(default_factory=list)
+    looked: int = 0
+    next: int | None = None  # an offset; None: to the end
+    cursor: RangeCursor | None = None  # the same of a range of times
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTime:
+    """How long a search may take."""
+
+    now_s: Callable[[], float]
+    until_s: float
+
+    def is_over(self) -> bool:
+        return self.now_s() >= self.until_s
+
+
+def search_partition(
+    context: Context,
+    topic: Topic,
+    partition: int,
+    start: int | None,
+    query: SearchQuery,
+    most: tuple[int, float],
+) -> SearchResult:
+    """Returns the first events that fit, from an offset on or from the start.
+
+    ``most`` is how many events it returns and how many seconds it looks at most. Raises
+    ``NotFoundError`` for an offset that was trimmed.
+    """
+    limit, seconds = most
+    patience = SearchTime(context.clock.monotonic_s, context.clock.monotonic_s() + seconds)
+    head, _ = read_head(context, topic, partition)
+    reader = Reader(context, topic, partition)
+    start = head.start if start is None else start
+    if start < head.start:
+        reader.check_start(start)
+    found, room = SearchResult(), _BYTES_MAX
+    for stretch in reader.read(start, head.next):
+        batch = stretch.arrow()
+        fitting = _some(query.fitting(batch), limit - len(found.events), room)
+        room -= fitting.part.nbytes
+        found.events += _events(fitting.part)
+        if fitting.is_cut:
+            at = found.events[-1].position.offset + 1
+            found.looked, found.next = at - start, at if at < head.next else None
+            return found
+        found.looked = stretch.end - start
+        if patience.is_over() and stretch.end < head.next:
+            found.next = stretch.end
+            return found
+    return found
+
+
+def search_range(
+    context: Context,
+    topic: Topic,
+    cursor: RangeCursor,
+    query: SearchQuery,
+    most: tuple[int, float],
+) -> SearchResult:
+    """Searches by time, after a cursor. Raises ``NotFoundError`` if some were trimmed since."""
+    limit, seconds = most
+    patience = SearchTime(context.clock.monotonic_s, context.clock.monotonic_s() + seconds)
+    playing = play_range(context, topic, cursor)
+    found, room, after = SearchResult(), _BYTES_MAX, cursor.after
+    try:
+        for batch in playing:
+            fitting = _some(query.fitting(batch), limit - len(found.events), room)
+            room -= fitting.part.nbytes
+            found.events += _events(fitting.part)
+            found.looked += batch.num_rows
+            after = place_of_last(fitting.part if fitting.is_cut else batch)
+            if fitting.is_cut or patience.is_over():
+                found.cursor = msgspec.structs.replace(cursor, after=after)
+                break
+    finally:
+        playing.close()
+    check_cursor(context, topic, cursor)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchSlice:
+    part: pa.RecordBatch
+    is_cut: bool  # there is no room for more
+
+
+def _some(batch: pa.RecordBatch, rows: int, room: int) -> _BatchSlice:
+    """As many as there is room for, and one at least; never fewer than none."""
+    if not batch.num_rows:
+        return _BatchSlice(batch, False)
+    part = batch.slice(0, min(rows, fitting_rows(batch, room)))
+    is_full = part.num_rows == rows or part.nbytes >= room
+    return _BatchSlice(part, is_full or part.num_rows < batch.num_rows)
+
+
+def _events(batch: pa.RecordBatch) -> Iterator[Event]:
+    """Returns rows of event columns as events with their positions."""
+    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    for row, time_ms in zip(batch.to_pylist(), times, strict=True):
+        yield Event(
+            value=row["value"],
+            key=row["key"],
+            id=row["id"],
+            timestamp=time_ms,
+            type=row["type"],
+            headers=tuple((each["name"], each["value"]) for each in row["headers"] or ()),
+            topic=row["topic"],
+            partition=row["partition"],
+            offset=row["offset"],
+        )
+
+
+_SHOWN_EACH = 3  # a longer row of deleted offsets is one line
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAmendment:
+    """An amendment of an event, which is known until it is compiled and swept."""
+
+    kind: Literal["update", "delete"]
+    at_ms: int
+    sequence: int
+    is_compiled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedOffsets:
+    """Offsets whose events were deleted."""
+
+    partition: int
+    first: int
+    last: int
+    mark: KnownAmendment | None = None  # None: only the audit still records it
+
+    @property
+    def count(self) -> int:
+        return self.last - self.first + 1
+
+
+KnownAmendments = Mapping[tuple[int, int], KnownAmendment]
+
+
+def read_known_amendments(
+    context: Context, topic: Topic, partition: int, start: int, end: int
+) -> dict[tuple[int, int], KnownAmendment]:
+    """Returns amendments of ``[start, end)``, only the first of many, by partition and offset."""
+    head, _ = read_head(context, topic, partition)
+    found = pending(context, topic, partition, head, start, end)
+    reader = Reader(context, topic, partition)
+    marks: dict[tuple[int, int], KnownAmendment] = {}
+    runs: list[Run] = []
+    for offset, row in zip(found.offsets.tolist(), found.rows, strict=True):
+        if not runs or offset >= runs[-1].end:
+            runs = reader.runs(offset) if head.start <= offset < head.next else []
+        holder = next((run for run in runs if run.base <= offset < run.end), None)
+        journal = None if holder is None else holder.journal
+        is_compiled = journal is not None and journal.applied >= row.sequence
+        marks[partition, offset] = KnownAmendment(row.kind, row.at_ms, row.sequence, is_compiled)
+    return marks
+
+
+def pending_amendments(
+    context: Context, topic: Topic, most: int
+) -> list[tuple[int, int, KnownAmendment]]:
+    """Returns amendments that are not compiled in, by partition and offset: ``most`` at most."""
+    waiting: list[tuple[int, int, KnownAmendment]] = []
+    for partition, head in enumerate(read_heads(context, topic)):
+        if head.amended is None or len(waiting) >= most:
+            continue
+        first, last = head.amended
+        marks = read_known_amendments(context, topic, partition, first, last + 1)
+        waiting += [(*place, mark) for place, mark in marks.items() if not mark.is_compiled]
+    return waiting[:most]
+
+
+def with_gaps(
+    partition: int, events: Sequence[Event], marks: KnownAmendments, bounds: tuple[int, int]
+) -> list[Event | DeletedOffsets]:
+    """Returns the events of consecutive offsets ``[start, end)``, and the gaps between them."""
+    rows: list[Event | DeletedOffsets] = []
+    at, end = bounds
+    for event in events:
+        offset = event.position.offset
+        rows += _gaps(partition, at, offset, marks)
+        rows.append(event)
+        at = offset + 1
+    return [*rows, *_gaps(partition, at, end, marks)]
+
+
+def _gaps(partition: int, start: int, end: int, marks: KnownAmendments) -> list[DeletedOffsets]:
+    if end <= start:
+        return []
+    if end - start > _SHOWN_EACH:
+        return [DeletedOffsets(partition, start, end - 1, marks.get((partition, start)))]
+    return [
+        DeletedOffsets(partition, at, at, marks.get((partition, at))) for at in range(start, end)
+    ]

@@ -7,7 +7,7 @@ commits to it. Executors need only the store, so a home on SQLite works with rem
 ``source`` is the class that Spark loads, ``options`` parses its options, and ``columns`` maps
 events to Spark's types and applies its filters. ``plan``, ``source`` and ``stream`` read; ``write``
 writes and commits. ``session`` opens and replaces Spark sessions, ``failures`` words their errors.
-``workers`` runs the tasks of pipelines, ``tasks`` those of maintenance, and ``playback`` those of
+``workers`` runs the tasks of pipelines, ``session`` those of maintenance, and ``playback`` those of
 playbacks. It must not know the command line.
 """
 

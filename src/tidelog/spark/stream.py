@@ -30,6 +30,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from tidelog.catalog.update import rounds
 from tidelog.context import Context
 from tidelog.errors import InternalError, InvalidError, NotFoundError
 from tidelog.log.partition_reader import Reader, find_offset
@@ -345,7 +346,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Returns the tasks of one topic; plans again if events were trimmed meanwhile."""
         planner = Planner(self._opened(), topic)
         known = list(begin.next) if begin is not None else [0] * topic.partitions
-        for _ in range(_PLANS_MAX):
+        trimmed = NotFoundError(f"topic `{topic.name}`: is trimmed faster than it can be read")
+        for _ in rounds(_PLANS_MAX, trimmed):
             starts = list(known)
             for partition, head in enumerate(planner.heads()):
                 end = min(head.start, wanted.next[partition])
@@ -364,7 +366,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except NotFoundError as exc:
                 if "start" not in exc.context:
                     raise
-        raise NotFoundError(f"topic `{topic.name}`: is trimmed faster than it can be read")
+        raise trimmed
 
     def _times(self) -> EventTimes:
         """Returns the times that a stream is limited to. Its start is a position."""

@@ -65,6 +65,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from tidelog.catalog.base import ABSENT, Change, Check, Put
+from tidelog.catalog.update import attempts
 from tidelog.codec.event_batch import Contents, check_events, contents_of
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
@@ -83,7 +84,7 @@ from tidelog.log.maintenance.unfinished_writes import SinkState, are_young, read
 from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.producer.staged import Collector, Located, StagedSegment
 from tidelog.log.topics import find_topic, read_head
-from tidelog.model import layout, limits
+from tidelog.model import layout
 from tidelog.model.decoding import Persisted, open_json, seal_json
 from tidelog.model.partition_rows import (
     UNNAMED,
@@ -164,7 +165,8 @@ class SparkSink:
         counts as stored.
         """
         number = batch.number
-        for attempt in range(limits.COMMIT_ATTEMPTS):
+        busy = UnavailableError(f"{self._what}: others keep changing it: try again")
+        for _ in attempts(self._context, busy):
             state, version = self._read()
             if state is not None and version is not None:
                 self._check_query(state, batch.query)
@@ -188,8 +190,6 @@ class SparkSink:
                 continue
             wanted = SinkState(batch.query or "", number, 0, "", contents=batch.contents)
             self._decide(state, version, wanted, batch.staged)
-            self._context.clock.sleep(self._context.random.uniform(0, min(0.2, 0.001 * attempt)))
-        raise UnavailableError(f"{self._what}: others keep changing it: try again")
 
     def _decide(
         self,

@@ -506,7 +506,7 @@ class RemoteStore:
 
     def _marks(self, key: str) -> dict[str, Any]:
         """Returns the storage class and tags of an object, as obstore takes them."""
-        return {} if self._bucket is None else self._bucket.marks(key)
+        return {} if self._bucket is None else self._bucket.attributes_of(key)
 
     def uploads(self) -> Iterator[Upload]:
         """Yields multipart uploads on S3. Google's and Azure's stores get objects in one request.

@@ -190,42 +190,42 @@ class S3Bucket:
         self,
         session: Any,
         url: str,
-        place: tuple[str, str],
-        marks: ObjectAttributes,
+        root: tuple[str, str],
+        attributes: ObjectAttributes,
         client_options: Mapping[str, Any],
         timeouts_s: tuple[float, float],
     ) -> None:
         self._session = session
         self._url = url
-        self._bucket, self._prefix = place
-        self._marks = marks
+        self._bucket, self._prefix = root
+        self._attributes = attributes
         self._options = client_options
         self._timeouts_s = timeouts_s
         self._live: tuple[int, Any] | None = None
 
-    def marks(self, key: str) -> dict[str, Any]:
+    def attributes_of(self, key: str) -> dict[str, Any]:
         """Returns the storage class and tags of an object, as obstore takes them."""
         found: dict[str, Any] = {}
-        if self._marks.storage_class and not key.startswith(_SHORT_LIVED):
-            found["attributes"] = {"Storage-Class": self._marks.storage_class}
-        if self._marks.tags:
-            found["tags"] = self._marks.tags
+        if self._attributes.storage_class and not key.startswith(_SHORT_LIVED):
+            found["attributes"] = {"Storage-Class": self._attributes.storage_class}
+        if self._attributes.tags:
+            found["tags"] = self._attributes.tags
         return found
 
     def copy(self, source: str, target: str) -> None:
-        """Copies an object on the server, create-only, with the marks of the target.
+        """Copies an object on the server, create-only, with the attributes of the target.
 
         Raises the SDK's errors. An upload that is not completed is aborted, at once or by a sweep.
         """
-        client, marks = self._client(), self._marks
+        client, wanted = self._client(), self._attributes
         where = {"Bucket": self._bucket, "Key": self._prefix + target}
         how: dict[str, Any] = {}
-        if not target.startswith(_SHORT_LIVED) and marks.storage_class:
-            how["StorageClass"] = marks.storage_class
-        if marks.tags:
-            how["Tagging"] = urlencode(marks.tags)
-        if marks.kms_key:
-            how["ServerSideEncryption"], how["SSEKMSKeyId"] = "aws:kms", marks.kms_key
+        if not target.startswith(_SHORT_LIVED) and wanted.storage_class:
+            how["StorageClass"] = wanted.storage_class
+        if wanted.tags:
+            how["Tagging"] = urlencode(wanted.tags)
+        if wanted.kms_key:
+            how["ServerSideEncryption"], how["SSEKMSKeyId"] = "aws:kms", wanted.kms_key
             how["BucketKeyEnabled"] = True
         upload = client.create_multipart_upload(**where, **how)["UploadId"]
         try:

@@ -311,7 +311,7 @@ def put_commit(home: Home, archive: Archive, manifest: Manifest) -> None:
     moved = msgspec.structs.replace(
         head, position=manifest.end, ordinal=manifest.ordinal + manifest.read
     )
-    home.context.catalog.write(
+    home.catalog.write(
         layout.pipeline_partition(archive.pipeline(), manifest.partition),
         Put(layout.commit_row(manifest.ordinal, manifest.start), encode_row(done)),
         Put("head", encode_row(moved)),
@@ -331,7 +331,7 @@ def test_positions_that_are_no_offsets_are_read_by_whole_commits(
     filled(home, raw, commits=2)
     where = layout.pipeline_partition(odd.pipeline(), T0.text)
     begun = Put("head", encode_row(Progress(positions[0], 0, 1)))
-    home.context.catalog.write(where, begun, write_id=home.context.ids.new())
+    home.catalog.write(where, begun, write_id=home.context.ids.new())
     for manifest, (start, end) in zip(
         read_manifests(home.context, raw.pipeline(), T0.text), pairwise(positions), strict=True
     ):
@@ -420,11 +420,11 @@ def test_commits_that_do_not_follow_one_another_are_told(home: Home) -> None:
     filled(home, archive)
     where = layout.pipeline_partition(archive.pipeline(), T0.text)
     middle = Delete(layout.commit_row(100, "100"))
-    home.context.catalog.write(where, middle, write_id=home.context.ids.new())
+    home.catalog.write(where, middle, write_id=home.context.ids.new())
     with pytest.raises(CorruptError, match="end at 100 and continue at 200"):
         at(home).bounds([T0])
     last = Delete(layout.commit_row(200, "200"))
-    home.context.catalog.write(where, last, write_id=home.context.ids.new())
+    home.catalog.write(where, last, write_id=home.context.ids.new())
     with pytest.raises(CorruptError, match="end at 100 and continue at 300"):
         at(home).bounds([T0])
 
@@ -454,7 +454,7 @@ def test_unknown_archives_and_generations_are_told(home: Home) -> None:
         at(home, "archiv:raw")
     where = layout.pipeline_partition(archive.pipeline(), T0.text)
     retired = Put("head", encode_row(Progress("0", 0, 1, closed=True)))
-    home.context.catalog.write(where, retired, write_id=home.context.ids.new())
+    home.catalog.write(where, retired, write_id=home.context.ids.new())
     with pytest.raises(NotFoundError, match="is retired"):
         at(home, "archive:raw?generation=1").partitions()
 

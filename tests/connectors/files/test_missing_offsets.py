@@ -13,7 +13,7 @@ import pytest
 from tests.support.archive_look import a_home
 from tidelog import Event, Home
 from tidelog.archive.status import Limits, troubles
-from tidelog.connectors.files.missing_offsets import (
+from tidelog.connectors.files.source import (
     holes_between,
     holes_between_files,
     missing_in_files,

@@ -25,7 +25,7 @@ from tests.support.kinesis_server import FakeKinesis, running_kinesis
 from tests.support.named_pipelines import create_pipeline, open_named
 from tests.support.waiting import until
 from tidelog import Home
-from tidelog.archive.archive import committed_files, create_archive, find_archive, open_pipeline
+from tidelog.archive.archive import committed_files, create_archive, open_pipeline
 from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.status import read_status
 from tidelog.connectors.by_url import source_at
@@ -297,7 +297,7 @@ def test_an_intent_whose_range_is_gone_does_not_stand_in_the_way(
     with pytest.raises(KeyboardInterrupt):
         Driver(home.context, pipeline, DriverOptions()).run()
     where = layout.pipeline_partition(archive.pipeline(), f"{stream.name}/0")
-    assert home.context.catalog.get(where, "intent") is not None
+    assert home.catalog.get(where, "intent") is not None
     fake.ahead_ms += 25 * HOUR_MS
     put(stream, range(20, 30))
     for _ in range(2):
@@ -347,7 +347,7 @@ def test_newest_is_the_time_at_which_an_archive_was_made(home: Home, fake: FakeK
     put(stream, range(10))
     time.sleep(1.1)
     archive = an_archive(home, stream.url("&start=newest"))
-    assert "newest" not in find_archive(home.context, "a").source
+    assert "newest" not in home.archives.get("a").info.source
     put(stream, range(10, 20))
     split(stream, 0, 2**127)
     put(stream, range(20, 30))
@@ -473,7 +473,7 @@ def test_a_quiet_shard_is_neither_behind_nor_in_the_way_of_finalizing(
     )
     drive(home, archive)
     before = time.time() * 1000
-    done = finalize(home.context, find_archive(home.context, "a"), FinalizeOptions(delay_ms=0))
+    done = finalize(home.context, home.archives.get("a").info, FinalizeOptions(delay_ms=0))
     assert done.watermark_ms is not None
     assert done.watermark_ms >= before - 1
     assert [each.lag_s for each in read_status(home.context, archive).partitions] == [0, 0]

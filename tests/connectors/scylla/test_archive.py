@@ -14,7 +14,6 @@ from tests.archive.test_fill import backfill
 from tests.servers.cassandra import Cassandra
 from tests.servers.scylla_play import Play, Row
 from tidelog import Home
-from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import promote
 from tidelog.archive.status import read_status
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
@@ -87,6 +86,6 @@ def test_chain_resumes_after_a_promote(home: Home, cassandra_server: Cassandra) 
     assert drive(home, copy) == 1
     play.write(int(time.time() * 1000), Row("insert", "r1", 41, {"state": "new"}))
     time.sleep(2.6)
-    assert drive(home, find_archive(home.context, "orders")) == 1
+    assert drive(home, home.archives.get("orders").info) == 1
     assert drive(home, copy) == 1
     play.close()

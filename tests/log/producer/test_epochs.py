@@ -304,7 +304,7 @@ def test_accepting_a_loss_does_not_move_the_cursor_of_another_member_back(home: 
 
 @pytest.mark.parametrize("landed", [True, False])
 def test_seek_back_after_a_commit_of_unknown_outcome_is_stored(home: Home, landed: bool) -> None:
-    catalog = CutCatalog(home.context.catalog, landed)
+    catalog = CutCatalog(home.catalog, landed)
     object.__setattr__(home.context, "catalog", catalog)
     with home.consumer("t", "c") as consumer:
         assert len(consumer.poll(10)) == 10

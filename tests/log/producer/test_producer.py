@@ -293,7 +293,7 @@ class FailingStore:
 
 
 def failing_home(home: Home, **settings: int) -> tuple[Home, FailingStore]:
-    store = FailingStore(home.context.store)
+    store = FailingStore(home.store)
     object.__setattr__(home.context, "store", store)
     object.__setattr__(home.context, "log_settings", LogSettings(**settings))
     return home, store

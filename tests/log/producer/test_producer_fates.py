@@ -33,7 +33,7 @@ class LostReplies:
     """A catalog that stores commits to some partitions and loses their replies, for good."""
 
     def __init__(self, home: Home) -> None:
-        self._inner: Any = home.context.catalog
+        self._inner: Any = home.catalog
         self.unknown: set[int] = set()
         self.refused: set[int] = set()
         self._blind: set[str] = set()
@@ -130,13 +130,13 @@ def test_futures_say_of_their_own_event_whether_it_may_be_stored(
 def test_append_that_takes_too_long_is_not_called_unavailable(home: Home) -> None:
     """What is under way may be stored yet."""
     producer = home.producer("t")
-    real, gate = home.context.store.put, threading.Event()
+    real, gate = home.store.put, threading.Event()
 
     def put(key: str, data: bytes) -> str:
         gate.wait()
         return real(key, data)
 
-    home.context.store.put = put  # type: ignore[method-assign]
+    home.store.put = put  # type: ignore[method-assign]
     future = producer.send(b"x")
     try:
         with pytest.raises(UnknownOutcomeError, match="wait longer"):

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tests.support.serving import Served, ask, serving, status
 from tidelog import Event, ToOffsets
-from tidelog.coordination.tokens import create_token
 from tidelog.home import Home
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
@@ -109,7 +108,7 @@ def test_each_needs_its_right_and_the_audit_names_the_token(tmp_path: Path) -> N
 
     def first(home: Home) -> None:
         home.append("t", [Event(b"one", id="1")])
-        tokens.extend(create_token(home.context, (scope,)) for scope in ("read", "amend"))
+        tokens.extend(home.tokens.create((scope,)) for scope in ("read", "amend"))
 
     with serving(tmp_path, first=first) as served:
         reader, writer = tokens

@@ -18,7 +18,6 @@ from tests.servers.kafka import Kafka
 from tests.servers.moto import KEYS, Moto
 from tests.support.serving import error, serving
 from tidelog import Forwarder
-from tidelog.coordination.tokens import create_token
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.home import World, create_home
 from tidelog.model.token import Grant
@@ -105,8 +104,8 @@ def test_target_that_is_away_is_503_and_does_not_stop_the_server(
     url = f"kinesis://clicks?region=us-east-1&endpoint_url=http://127.0.0.1:{free_port()}"
     with home_at(tmp_path) as home:
         home.create_topic("t")
-        _, one = create_token(home.context, [Grant("append", "clicks")])
-        _, other = create_token(home.context, [Grant("append", "t")])
+        _, one = home.tokens.create([Grant("append", "clicks")])
+        _, other = home.tokens.create([Grant("append", "t")])
         with serving(tmp_path, home=home, forward=(f"clicks={url}",)) as served:
             assert served.post({"value": "a"}, "clicks").status_code == 401
             assert (

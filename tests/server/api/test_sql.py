@@ -18,7 +18,6 @@ from tests.support.serving import Served, serving
 from tests.support.waiting import until
 from tidelog import Event, Grant, Home
 from tidelog.api.sql_process import SqlLimits, SqlResult
-from tidelog.coordination.tokens import create_token
 from tidelog.errors import UnavailableError
 from tidelog.server.api.sql import QueryEnd, SqlRunner
 from tidelog.server.http.errors import BusyError
@@ -35,7 +34,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, di
         home.append("t", [Event(b'{"n": %d}' % n, id=str(n), type="x") for n in range(3)])
         home.create_topic("secret")
         for name, grant in (("all", Grant("read")), ("own", Grant("read", "t"))):
-            tokens[name] = create_token(home.context, [grant])[1]
+            tokens[name] = home.tokens.create([grant])[1]
 
     with serving(tmp_path_factory.mktemp("sql"), first=first) as served:
         yield served, tokens

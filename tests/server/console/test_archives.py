@@ -51,7 +51,7 @@ def fill_home(home: Home) -> None:
 
 
 def drive(home: Home, accept_loss: bool = False) -> None:
-    pipeline = open_pipeline(home.context, find_archive(home.context, "daily"), LocalWorkers())
+    pipeline = open_pipeline(home.context, home.archives.get("daily").info, LocalWorkers())
     Driver(home.context, pipeline, DriverOptions(accept_loss=accept_loss)).run()
 
 

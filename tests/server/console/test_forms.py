@@ -10,7 +10,6 @@ import pytest
 from tests.support.serving import Served, serving
 from tests.support.visits import Browser, tags_of, text_of
 from tidelog import Event, Home
-from tidelog.coordination.tokens import create_token
 from tidelog.model.token import Grant
 
 PRODUCE = "/console/topics/orders/produce"
@@ -177,7 +176,7 @@ def test_scopes_of_one_topic_reach_no_other(tmp_path: Path) -> None:
 
     def first(home: Home) -> None:
         fill_home(home)
-        made.append(create_token(home.context, grants)[1])  # type: ignore[arg-type]
+        made.append(home.tokens.create(grants)[1])  # type: ignore[arg-type]
 
     with serving(tmp_path, first=first) as served, Browser(served, made[0]) as browser:
         page = browser.get(PRODUCE)

@@ -8,7 +8,7 @@ from tests.server.console.test_pages import eventually
 from tests.support.serving import Served
 from tests.support.visits import Browser, text_of
 from tidelog import Event, Home, Proof
-from tidelog.archive.archive import create_archive, find_archive, open_pipeline
+from tidelog.archive.archive import create_archive, open_pipeline
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
@@ -36,7 +36,7 @@ def fill_home(home: Home) -> None:
         {1: ArchiveFormat()},
     )
     create_archive(home.context, wanted)
-    pipeline = open_pipeline(home.context, find_archive(home.context, "kept"), LocalWorkers())
+    pipeline = open_pipeline(home.context, home.archives.get("kept").info, LocalWorkers())
     Driver(context, pipeline, DriverOptions()).run()
 
 

@@ -23,7 +23,6 @@ from tidelog import InvalidError
 from tidelog.cli.commands.serve import serve
 from tidelog.cli.commands.up import _FLAGS, _PASSED, _REPEATED, _of_server, up
 from tidelog.clock import SystemClock
-from tidelog.coordination.tokens import create_token
 from tidelog.server.http.metrics import AccessLog
 
 PATHS = (
@@ -65,7 +64,7 @@ def test_the_access_log_has_each_request_and_no_token(tmp_path: Path) -> None:
     texts: list[str] = []
 
     def first(home: object) -> None:
-        texts.extend(create_token(home.context, [scope])[1] for scope in ("read", "pixel"))  # type: ignore[attr-defined]
+        texts.extend(home.tokens.create([scope])[1] for scope in ("read", "pixel"))  # type: ignore[attr-defined]
 
     with serving(tmp_path, first=first, behind_proxy=True, access_log=str(log)) as served:
         read, pixel = texts
@@ -114,7 +113,7 @@ def test_refusals_have_the_proxys_id_and_a_line_in_the_access_log(tmp_path: Path
     texts: list[str] = []
 
     def first(home: object) -> None:
-        texts.append(create_token(home.context, ["admin"])[1])  # type: ignore[attr-defined]
+        texts.append(home.tokens.create(["admin"])[1])  # type: ignore[attr-defined]
 
     def asked(line: str, name: str, *more: str) -> bytes:
         lines = [f"{line} HTTP/1.1", "Host: x", f"X-Request-Id: {name}", *more]

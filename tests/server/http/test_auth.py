@@ -86,7 +86,7 @@ def test_tokens_are_hashed_new_ones_work_at_once_and_revoked_ones_soon_do_not(
 
 
 def test_what_is_no_token_is_401(tmp_path: Path) -> None:
-    with serving(tmp_path, first=lambda home: create_token(home.context, ["read"])) as served:
+    with serving(tmp_path, first=lambda home: home.tokens.create(["read"])) as served:
         for shown in ("Bearer", "Bearer x", "Basic dTpw", "bearer " + "x" * 10_000, "Bearer \xe4"):
             headers = {"authorization": shown.encode("latin-1")}
             assert served.client.get("/topics", headers=headers).status_code == 401
@@ -98,7 +98,7 @@ def test_where_no_header_can_be_sent_the_query_has_the_token(tmp_path: Path) -> 
     def make(home: Home) -> None:
         home.create_topic("public")
         scopes: tuple[Scope, ...] = ("read", "append", "pixel")
-        tokens.update({scope: create_token(home.context, [scope])[1] for scope in scopes})
+        tokens.update({scope: home.tokens.create([scope])[1] for scope in scopes})
 
     with serving(tmp_path, public_pixels=("public",), first=make) as served:
         get = served.client.get
@@ -181,7 +181,7 @@ def test_a_closed_server_has_a_rate_by_default(
     made: list[str] = []
 
     def first(home: Home) -> None:
-        made.append(create_token(home.context, ["read"])[1])
+        made.append(home.tokens.create(["read"])[1])
 
     def statuses(served: Served) -> set[int]:
         headers = bearer(made[0]) if made else {}
@@ -211,7 +211,7 @@ def test_rates_are_those_of_each_token_or_address(tmp_path: Path) -> None:
     made: list[str] = []
 
     def first(home: Home) -> None:
-        made.extend(create_token(home.context, ["read"])[1] for _ in range(2))
+        made.extend(home.tokens.create(["read"])[1] for _ in range(2))
 
     with serving(tmp_path, rate=1.0, behind_proxy=True, first=first) as served:
 
@@ -236,7 +236,7 @@ def test_visitors_with_one_pixel_token_have_a_rate_each(tmp_path: Path) -> None:
     made: list[str] = []
 
     def first(home: Home) -> None:
-        made.append(create_token(home.context, ["pixel"])[1])
+        made.append(home.tokens.create(["pixel"])[1])
 
     with serving(tmp_path, rate=1.0, behind_proxy=True, first=first) as served:
 

@@ -335,7 +335,7 @@ def test_revoking_the_last_token_opens_nothing(
 
 
 def keep(home: Home, made: list[tuple[Token, str]]) -> None:
-    made.append(create_token(home.context, ["admin"]))
+    made.append(home.tokens.create(["admin"]))
 
 
 @pytest.mark.parametrize("how", ["revoke", "expire"])
@@ -391,7 +391,7 @@ def test_a_slow_read_of_tokens_brings_no_revoked_one_back(
     slow: list[bool] = []
 
     def first(home: Home) -> None:
-        made.extend(create_token(home.context, ["read"]) for _ in range(2))
+        made.extend(home.tokens.create(["read"]) for _ in range(2))
 
     import tidelog.server.app as app
 
@@ -470,7 +470,7 @@ def test_idempotency_keys_belong_to_their_token(tmp_path: Path) -> None:
     texts: list[str] = []
 
     def first(home: Home) -> None:
-        texts.extend(create_token(home.context, ["append"])[1] for _ in range(2))
+        texts.extend(home.tokens.create(["append"])[1] for _ in range(2))
 
     with serving(tmp_path, first=first) as served:
         one, other = texts

@@ -304,7 +304,7 @@ def test_one_client_has_a_share_of_all_tails(tmp_path: Path, monkeypatch: Any) -
     texts: list[str] = []
 
     def first(home: Any) -> None:
-        texts.extend(create_token(home.context, ["read"])[1] for _ in range(2))
+        texts.extend(home.tokens.create(["read"])[1] for _ in range(2))
 
     with serving(tmp_path, first=first) as served, contextlib.ExitStack() as stack:
         greedy, other = ({"authorization": f"Bearer {text}"} for text in texts)
@@ -412,7 +412,7 @@ def test_idempotent_appends_of_one_client_do_not_keep_others_waiting(
         return real(context, topic, key, events)
 
     def first(home: Home) -> None:
-        texts.extend(create_token(home.context, ["admin"])[1] for _ in range(2))
+        texts.extend(home.tokens.create(["admin"])[1] for _ in range(2))
 
     def in_flight(served: Served) -> float:
         page = served.client.get("/metrics", headers={"authorization": f"Bearer {texts[1]}"}).text

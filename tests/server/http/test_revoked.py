@@ -54,7 +54,7 @@ def test_a_body_that_ends_after_its_token_was_revoked_changes_nothing(
 ) -> None:
     def first(home: Home) -> None:
         home.append("t", [Event(b"kept", id="x")])
-        made.append(create_token(home.context, ["admin"]))
+        made.append(home.tokens.create(["admin"]))
 
     with serving(tmp_path, first=first) as served:
         token, text = made[0]
@@ -118,7 +118,7 @@ def test_a_change_that_waits_for_a_thread_while_its_token_is_revoked_is_refused(
             if name != "t":  # which every served home has
                 home.create_topic(name)
             home.append(name, [Event(b"kept", id="x")])
-        made.append(create_token(home.context, ["admin"]))
+        made.append(home.tokens.create(["admin"]))
 
     body = "content-length: 1\r\n\r\nx"
     absent, lines = "tidelog-if-absent: true\r\ntidelog-id: y\r\n", '{"value":1}\n' * 300
@@ -165,9 +165,7 @@ def test_a_change_that_waits_for_a_thread_while_its_token_is_revoked_is_refused(
 def test_a_read_that_ends_after_its_token_was_revoked_is_refused(
     tmp_path: Path, made: list[tuple[Token, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(
-        tmp_path, first=lambda home: made.append(create_token(home.context, ["read"]))
-    ) as served:
+    with serving(tmp_path, first=lambda home: made.append(home.tokens.create(["read"]))) as served:
         token, text = made[0]
         reached, hold = threading.Event(), threading.Event()
         real = served.home.lag
@@ -199,7 +197,7 @@ def test_unknown_tokens_of_one_address_do_not_keep_a_new_one_out(
     monkeypatch.setattr("tidelog.server.http.auth._AT_MOST_EVERY_S", 2.0)
 
     def first(home: Home) -> None:
-        create_token(home.context, ["read"])
+        home.tokens.create(["read"])
 
     head = "GET /topics HTTP/1.1\r\nhost: x\r\nx-forwarded-for: {}\r\n"
     ask = head + "authorization: Bearer {}\r\n\r\n"
@@ -229,9 +227,7 @@ def test_tokens_are_revoked_while_the_use_of_others_is_stored(
 
     monkeypatch.setattr(ClientUsage, "store", store)
     monkeypatch.setattr("tidelog.server.app.USAGE_S", 0.0)
-    with serving(
-        tmp_path, first=lambda home: made.append(create_token(home.context, ["read"]))
-    ) as served:
+    with serving(tmp_path, first=lambda home: made.append(home.tokens.create(["read"]))) as served:
         try:
             assert reached.wait(60)
             token, text = made[0]
@@ -281,9 +277,7 @@ def test_tokens_are_read_on_after_an_error_that_cannot_be_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
 ) -> None:
     made: list[tuple[Token, str]] = []
-    with serving(
-        tmp_path, first=lambda home: made.append(create_token(home.context, ["read"]))
-    ) as served:
+    with serving(tmp_path, first=lambda home: made.append(home.tokens.create(["read"]))) as served:
         shown = {"authorization": f"Bearer {made[0][1]}"}
         scan, failed = served.home.context.catalog.scan, threading.Event()
 

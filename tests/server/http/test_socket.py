@@ -14,7 +14,6 @@ import pytest
 
 from tests.support.serving import serving
 from tidelog import Home, InvalidError, UnavailableError
-from tidelog.coordination.tokens import create_token
 from tidelog.server.options import ServeOptions
 from tidelog.server.run import _bound
 
@@ -24,7 +23,7 @@ def test_a_server_on_a_unix_socket_serves_its_proxy(tmp_path: Path) -> None:
     made: list[str] = []
 
     def first(home: Home) -> None:
-        made.append(create_token(home.context, ["append", "read"])[1])
+        made.append(home.tokens.create(["append", "read"])[1])
 
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))  # as a process that was killed leaves it
@@ -53,7 +52,7 @@ def test_a_socket_of_a_later_process_is_left(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
 
     def first(home: Home) -> None:
-        create_token(home.context, ["read"])
+        home.tokens.create(["read"])
 
     with serving(tmp_path, socket=str(path), first=first), socket.socket(socket.AF_UNIX) as later:
         os.unlink(path)

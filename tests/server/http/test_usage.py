@@ -14,7 +14,7 @@ from tests.support.waiting import until
 from tidelog import Event, Home, UnavailableError
 from tidelog.catalog.base import Put
 from tidelog.coordination.audit import ACTIONS_KEPT_MS, Action, forget_actions, record_action
-from tidelog.coordination.tokens import create_token, revoke_token
+from tidelog.coordination.tokens import revoke_token
 from tidelog.home import create_home, open_home
 from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row
@@ -38,7 +38,7 @@ def test_last_use_of_a_token_is_stored_rarely(
     noted: list[dict[str, int]] = []
 
     def first(home: Home) -> None:
-        made.extend(create_token(home.context, ["read"]) for _ in range(3))
+        made.extend(home.tokens.create(["read"]) for _ in range(3))
 
     import tidelog.server.http.metrics as usage
 
@@ -166,7 +166,7 @@ def test_logins_of_one_token_have_a_bound(tmp_path: Path) -> None:
 
 
 def keep(home: Home, made: list[tuple[Token, str]]) -> None:
-    made.append(create_token(home.context, ["read"]))
+    made.append(home.tokens.create(["read"]))
 
 
 def test_old_actions_are_swept(served: Served) -> None:
@@ -175,7 +175,7 @@ def test_old_actions_are_swept(served: Served) -> None:
     at_ms = home.context.clock.now_ms() - ACTIONS_KEPT_MS - 60_000
     old = Action(home.context.ids.new(), at_ms, "me", "login", "old")
     row = Put(layout.audit_row(at_ms, old.id), encode_row(old))
-    home.context.catalog.write(layout.HOME_AUDIT, row, write_id=home.context.ids.new())
+    home.catalog.write(layout.HOME_AUDIT, row, write_id=home.context.ids.new())
     assert [each.what for each in actions(home, "login")] == ["old", "x"]
     home.sweep()
     assert [each.what for each in actions(home, "login")] == ["x"]
@@ -204,7 +204,7 @@ def test_a_catalog_from_before_the_first_token_opens_nothing(tmp_path: Path) -> 
         config = home.config
     shutil.copy(tmp_path / "c.sqlite", tmp_path / "backup")
     with open_home(config) as home:
-        create_token(home.context, ["read"])
+        home.tokens.create(["read"])
     for name in ("c.sqlite-wal", "c.sqlite-shm"):
         (tmp_path / name).unlink(missing_ok=True)
     shutil.copy(tmp_path / "backup", tmp_path / "c.sqlite")
@@ -212,13 +212,13 @@ def test_a_catalog_from_before_the_first_token_opens_nothing(tmp_path: Path) -> 
         assert home.tokens.list() == []
         assert served.client.get("/topics").status_code == 401
         assert served.post({"value": "x"}).status_code == 401
-        _, text = create_token(home.context, ["read"])
+        _, text = home.tokens.create(["read"])
         assert served.client.get("/topics", headers=bearer(text)).status_code == 200
 
 
 def test_a_server_marks_the_store_of_a_home_that_had_a_token_before(served: Served) -> None:
     home = served.home
-    create_token(home.context, ["read"])
+    home.tokens.create(["read"])
     home.store.delete([layout.GUARD_OBJECT])
     with serving(Path(), home=home) as again:
         assert again.client.get("/topics").status_code == 401

@@ -17,26 +17,24 @@ reads both.
 
 The files of a backup only have their first offset. A missing file looks like offsets that never
 held an event. So offsets that no file has are a gap with the reason ``files``, which claims
-neither. With the home at hand, read ``archive:NAME`` instead, which knows.
+neither. With the home at hand, read ``archive:NAME`` instead, which knows. The longest holes of a
+range, where a file may have been, become gaps of their own: if an archive of the folder gets the
+events later, its readers go back for them. The other holes are counted in one gap.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.connectors.files.listing import Chain, FolderListing, ListedFile, clashes, listed
-from tidelog.connectors.files.missing_offsets import (
-    holes_between,
-    holes_between_files,
-    missing_in_files,
-)
 from tidelog.connectors.files.names import FileAddress, parse_file_address
 from tidelog.connectors.files.objects import opened
 from tidelog.connectors.files.row_files import LongLineError, RowFile
@@ -70,12 +68,27 @@ from tidelog.connectors.source import (
 )
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.model.address import Address, parse_address
-from tidelog.model.limits import FILE_FINISHED_MS, FILE_GAP_OFFSETS, FILES_PASSED_MAX
+from tidelog.model.limits import (
+    FILE_FINISHED_MS,
+    FILE_GAP_OFFSETS,
+    FILE_GAPS_PER_RANGE,
+    FILES_PASSED_MAX,
+)
+from tidelog.model.pipeline import Gap
 from tidelog.store import open_store_here
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.tasks import Pool
 
-__all__ = ["FilesSource", "PlannedFiles", "PlannedRows", "joined_notes", "open_files"]
+__all__ = [
+    "FilesSource",
+    "PlannedFiles",
+    "PlannedRows",
+    "holes_between",
+    "holes_between_files",
+    "joined_notes",
+    "missing_in_files",
+    "open_files",
+]
 
 
 def open_files(address: Address) -> FilesSource:
@@ -516,3 +529,42 @@ _tracking: type[TrackingSource] = FilesSource
 _leaving: type[SkippingSource] = FilesSource
 _sparse: type[SparseSource] = FilesSource
 _explaining: type[ExplainingSource] = FilesSource
+
+
+Hole = tuple[int, int]
+"""Offsets without an event: from the first up to, not including, the second."""
+
+
+def holes_between_files(spans: Iterable[Hole], start: int, limit: int) -> list[Hole]:
+    """Returns the offsets of ``[start, limit)`` that are outside of all spans, in order."""
+    holes: list[Hole] = []
+    at = start
+    filled = sorted((first, end) for first, end in spans if first < end)
+    for first, end in [*filled, (limit, limit)]:
+        if at < min(first, limit):
+            holes.append((at, min(first, limit)))
+        at = max(at, end)
+    return holes
+
+
+def holes_between(offsets: npt.NDArray[np.int64], start: int, limit: int) -> list[Hole]:
+    """Returns the offsets of ``[start, limit)`` that are not among these, which are in order."""
+    inside = offsets[np.searchsorted(offsets, start) : np.searchsorted(offsets, limit)]
+    edges = np.concatenate([[start - 1], inside, [limit]])
+    before = np.flatnonzero(np.diff(edges) > 1)
+    return [(int(edges[at]) + 1, int(edges[at + 1])) for at in before]
+
+
+def missing_in_files(range: SourceRange, holes: Sequence[Hole], offsets: int) -> MissingOffsets:
+    """Returns the holes of a range as gaps; ``offsets`` is how many offsets have no event.
+
+    The two differ if files came or vanished since the range was read. Then only the number is
+    known.
+    """
+    if sum(end - first for first, end in holes) != offsets:
+        holes = ()
+    longest = sorted(holes, key=lambda hole: hole[0] - hole[1])[:FILE_GAPS_PER_RANGE]
+    gaps = [Gap(str(first), str(end), "files", end - first) for first, end in sorted(longest)]
+    if others := offsets - sum(gap.offsets for gap in gaps):
+        gaps.append(Gap(range.start, range.limit, "files", others))
+    return MissingOffsets(gaps=tuple(gaps))

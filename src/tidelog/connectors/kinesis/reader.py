@@ -39,6 +39,7 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
+from tidelog.catalog.update import rounds
 from tidelog.clock import Clock
 from tidelog.codec.event_batch import batch_of, with_position
 from tidelog.connectors.kinesis.client import (
@@ -311,7 +312,11 @@ class ShardRead:
         left = _RECORDS_MAX
         if self._limit.events is not None:
             left = min(left, max(1, self._limit.events - self._columns.total))
-        for _ in range(_RENEWALS):
+        expired = UnavailableError(
+            f"kinesis shard `{self._plan.range.partition.text}`: iterators expire as soon as they "
+            "are made: try again in a while"
+        )
+        for _ in rounds(_RENEWALS, expired):
             self._pace.wait()
             try:
                 answer = self._kinesis.call("get_records", ShardIterator=iterator, Limit=left)
@@ -322,10 +327,7 @@ class ShardRead:
             else:
                 self._pace.note(sum(len(each["Data"]) for each in answer["Records"]))
                 return answer
-        raise UnavailableError(
-            f"kinesis shard `{self._plan.range.partition.text}`: iterators expire as soon as they "
-            "are made: try again in a while"
-        )
+        raise expired
 
     def _iterator(self) -> str | None:
         """Returns an iterator for the current position; None if it begins in the future."""

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from tidelog.catalog.update import rounds
 from tidelog.clock import Clock
 from tidelog.codec.event_batch import batch_of, with_position
 from tidelog.connectors.scylla.changes import Changes, RowLayout, is_present, read_layout, text_of
@@ -163,7 +164,10 @@ class ChangeRead:
 
     def _window(self, generation: Generation, start: int, end: int) -> tuple[Changes, int] | None:
         """Returns the changes of a window and the number of rows; None if there are too many."""
-        for _ in range(_SCHEMA_TRIES):
+        changing = UnavailableError(
+            f"change log of `{self._session.place.label}`: its schema keeps changing: try again"
+        )
+        for _ in rounds(_SCHEMA_TRIES, changing):
             layout = self._layout()
             try:
                 found = self._read_window(layout, generation, start, end)
@@ -177,9 +181,7 @@ class ChangeRead:
                     self._name(layout, found[0])
                 return found
             self._session.layout = None  # the schema changed in between: read again
-        raise UnavailableError(
-            f"change log of `{self._session.place.label}`: its schema keeps changing: try again"
-        )
+        raise changing
 
     def _read_window(
         self, layout: RowLayout, generation: Generation, start: int, end: int

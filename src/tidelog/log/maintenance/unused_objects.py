@@ -141,7 +141,7 @@ def read_unused(context: Context, topic: Topic, partition: int) -> list[ListedRo
 
 def remove_unused(
     context: Context,
-    place: tuple[Topic, int],
+    partition: tuple[Topic, int],
     rows: Sequence[ListedRow],
     keys: Collection[str],
     deleted: Collection[str],
@@ -159,7 +159,8 @@ def remove_unused(
         for row in over
         if not any(key not in deleted and _is_there(context, key) for key in row.objects)
     ]
-    where = layout.topic_partition(place[0].incarnation, place[1])
+    topic, number = partition
+    where = layout.topic_partition(topic.incarnation, number)
     for first in range(0, len(gone), limits.CHANGES_MAX):
         changes = [Delete(row.row, row.version) for row in gone[first : first + limits.CHANGES_MAX]]
         with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next sweep tries again

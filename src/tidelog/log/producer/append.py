@@ -40,13 +40,14 @@ appender, for every partition and for good.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Check, Delete, Put, Row
-from tidelog.catalog.update import Decision, Rows, update
+from tidelog.catalog.update import RACE, Decision, Rows, attempts, pause, rounds, update
 from tidelog.codec.segment import Piece, Segment
 from tidelog.context import Context
 from tidelog.errors import (
@@ -224,7 +225,10 @@ class Appender:
             if at is not None and at[0].next != expected_offset:
                 self._heads.pop(piece.partition, None)  # others may have appended since
         is_stale = True  # our copy of the rows, which others may have changed
-        for delay_s in self._delays():
+        busy = UnavailableError(
+            f"partition `{self._topic.name}/{piece.partition}`: too many writers at once: try again"
+        )
+        for number in rounds(RACE.attempts, busy):
             self._check_fence(piece.partition)
             head, head_version = self._head(piece.partition)
             last = self.last_sequence(piece.partition)
@@ -253,19 +257,17 @@ class Appender:
                 which = self._topic.incarnation
                 self._context.wakeups.committed(which, piece.partition, plan.head.next)
                 return plan.batch.base, stored
-            is_stale = self._wait_to_repeat(delay_s, is_stale)
-        raise UnavailableError(
-            f"partition `{self._topic.name}/{piece.partition}`: too many writers at once: try again"
-        )
+            is_stale = self._wait_to_repeat(number, is_stale)
+        raise busy
 
-    def _wait_to_repeat(self, delay_s: float, was_stale: bool) -> bool:
+    def _wait_to_repeat(self, number: int, was_stale: bool) -> bool:
         """Waits after every second conflict; returns whether our copy of the rows is stale now.
 
         The rows that a conflict returns after a wait are used at once. Waiting first would let a
         busy writer change them again, each time, until all attempts are used up.
         """
         if not was_stale:
-            self._context.clock.sleep(delay_s)
+            pause(self._context, number)
         return not was_stale
 
     def check_head(self, partition: int, head: Head) -> None:
@@ -329,7 +331,12 @@ class Appender:
         if self.needs_offsets and [each.count for each in found.recent] != [piece.count]:
             raise self._unknown(piece.partition, "a recovery has appended a part of it")
         ours: set[str] = set()
-        for delay_s in self._delays():
+        unknown = self._unknown(piece.partition, "a recovery has appended it")
+        for number in attempts(self._context, unknown):
+            if number:
+                self._forget(piece.partition)
+                head, head_version = self._head(piece.partition)
+                self.check_head(piece.partition, head)
             state, version = self._state(piece.partition)
             if ours.intersection(each.write for each in state.recent):
                 return base
@@ -342,24 +349,19 @@ class Appender:
             change = Put(own, encode_row(new), expect=version or ABSENT)
             ours.add(write_id)
             self._noted.add(piece.partition)
-            try:
-                guard = Check("head", head_version)
+            guard = Check("head", head_version)
+            with contextlib.suppress(ConflictError, UnknownOutcomeError):
                 self._context.catalog.write(where, change, guard, write_id=write_id)
-            except (ConflictError, UnknownOutcomeError):
-                self._context.clock.sleep(delay_s)
-                self._forget(piece.partition)
-                head, head_version = self._head(piece.partition)
-                self.check_head(piece.partition, head)
-            else:
                 self._states[piece.partition] = (new, write_id)
                 return base
-        raise self._unknown(piece.partition, "a recovery has appended it")
+        raise unknown
 
     def _write(self, partition: int, plan: AppendPlan) -> bool:
         """Returns whether the plan was written; False if it never will be: plan again."""
         where = layout.topic_partition(self._topic.incarnation, partition)
         lost = False  # after a lost reply, a later answer may be about our own write
-        for delay_s in self._delays():
+        unknown = self._unknown(partition, "replies keep getting lost")
+        for _ in attempts(self._context, unknown):
             try:
                 self._context.catalog.write(where, *plan.changes, write_id=plan.write_id)
             except ConflictError as exc:
@@ -379,8 +381,7 @@ class Appender:
             landed = self._settled(partition, plan)
             if landed is not None:
                 return landed
-            self._context.clock.sleep(delay_s)
-        raise self._unknown(partition, "replies keep getting lost")
+        raise unknown
 
     def _learn(self, partition: int, rows: Mapping[str, Row | None]) -> None:
         """Takes over the head and the producer's row that a conflict returned.
@@ -546,10 +547,3 @@ class Appender:
 
     def _deleted_error(self) -> NotFoundError:
         return NotFoundError(f"topic `{self._topic.name}`: was deleted: nothing was appended")
-
-    def _delays(self) -> Iterator[float]:
-        """Yields short waits first: a conflict means that another writer made progress."""
-        return (
-            self._context.random.uniform(0, min(0.2, 0.001 * 2 ** min(attempt, 8)))
-            for attempt in range(limits.COMMIT_ATTEMPTS)
-        )

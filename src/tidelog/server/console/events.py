@@ -19,12 +19,13 @@ from tidelog.log.status import partition_ends
 from tidelog.model.event import Event
 from tidelog.model.playback import time_range
 from tidelog.model.topic import Topic, partition_for
-from tidelog.playback.pages import RangeCursor, begin_range
-from tidelog.playback.search import (
+from tidelog.playback.pages import (
     DeletedOffsets,
     KnownAmendment,
+    RangeCursor,
     SearchQuery,
     SearchResult,
+    begin_range,
     read_known_amendments,
     search_partition,
     search_range,

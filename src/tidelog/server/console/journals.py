@@ -17,7 +17,7 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.lookup import check_id
 from tidelog.model.topic import Topic, partition_for
-from tidelog.playback.search import SearchQuery, pending_amendments, search_partition
+from tidelog.playback.pages import SearchQuery, pending_amendments, search_partition
 from tidelog.server.console.format import url
 from tidelog.server.console.jobs import Job, JobRunner, Work, check_incarnation
 from tidelog.server.console.sampler import Sampler, TopicSample

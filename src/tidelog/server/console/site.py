@@ -78,12 +78,12 @@ _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 class StaticFile:
-    """A file that pages refer to, and the mark by which a browser knows it."""
+    """A file that pages refer to, and the digest by which a browser knows it."""
 
     def __init__(self, path: Path) -> None:
         self.body = path.read_bytes()
         self.media_type = _TYPES[path.suffix]
-        self.mark = hashlib.sha256(self.body).hexdigest()[:12]
+        self.digest = hashlib.sha256(self.body).hexdigest()[:12]
 
 
 class Templates:
@@ -120,7 +120,7 @@ class Templates:
 
     def _static(self, name: str) -> str:
         """Returns the address of a file, which changes with its contents."""
-        return f"/console/static/{name}?v={self.file(name).mark}"
+        return f"/console/static/{name}?v={self.file(name).digest}"
 
 
 def _example(value: object) -> str:
@@ -410,7 +410,7 @@ class Console:
         headers = {
             **PAGE_HEADERS,
             "cache-control": "public, max-age=86400",
-            "etag": f'"{found.mark}"',
+            "etag": f'"{found.digest}"',
         }
         return Response(found.body, headers=headers, media_type=found.media_type)
 
