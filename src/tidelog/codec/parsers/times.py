@@ -10,13 +10,15 @@ files, loads no extension and uses no network. The column is named ``v``.
 **Lines of text** have their time where a pattern finds it, or in the n-th field. Bytes that are not
 UTF-8 count as U+FFFD, so that one bad character does not cost a line. What is found is an epoch if
 it is a number, otherwise ISO 8601. :func:`texts_of` returns the values of any events as text.
+
+:class:`FirstTimes` is for events whose times are not all written in one way.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NULL_VALUE",
     "Engine",
+    "FirstTimes",
     "epoch_reader",
     "iso_reader",
     "literal",
@@ -290,6 +293,32 @@ class _LinePicker:
         empty = pc.equal(pc.binary_length(texts), 0)
         return ParsedValues(texts, lines.errors).reject(empty, self._complaint, lines.values)
 
+
+class FirstTimes:
+    """The time of the first of several parsers that finds one; without any, all their reasons."""
+
+    def __init__(self, parsers: Sequence[TimeParser]) -> None:
+        self._parsers = parsers
+
+    def times(self, batch: pa.RecordBatch) -> ParsedValues:
+        first, *others = self._parsers
+        found = first.times(batch)
+        for parser in others:
+            rest = pc.is_valid(found.errors)
+            if not pc.any(rest, min_count=0).as_py():
+                break
+            tried = parser.times(batch.filter(rest))
+            before = found.errors.filter(rest)
+            both = pc.binary_join_element_wise(before, tried.errors, "; ")  # null if one is null
+            reasons = pc.if_else(pc.equal(before, tried.errors), before, both)
+            found = ParsedValues(
+                pc.replace_with_mask(found.values, rest, tried.values),
+                pc.replace_with_mask(found.errors, rest, reasons),
+            )
+        return found
+
+
+_: type[TimeParser] = FirstTimes
 
 NULL_VALUE = "null value"  # the error text of a tombstone
 _PIECE_ROWS = 1_024  # rows that are checked one by one around a bad one
