@@ -360,8 +360,10 @@ def _tables_follow(info: Archive) -> tuple[str, ...]:
 
 
 def _check_parser(parser: str, command: str) -> None:
-    """Raises ``InvalidError`` for a parser that is not one of Tidelog's."""
-    if parser.partition(":")[0] not in ("", *PARSERS):
+    """Raises ``InvalidError`` for a parser that reads files of the server, or runs its code."""
+    is_first = parser.startswith("first:")
+    tried = parser.removeprefix("first:").split("||") if is_first else [parser]
+    if any(each.strip().partition(":")[0] not in ("", *PARSERS) for each in tried):
         raise InvalidError(
             f"parser `{parser[:80]}`: from here it may be {', '.join(PARSERS)}: use "
             f"`tidelog archive {command}` for one of your own"
