@@ -121,7 +121,7 @@ def _start_java(settings: Mapping[str, str]) -> None:
     threading.Thread(target=_copy_errors, args=(source,), name="spark-errors", daemon=True).start()
     try:
         conf = SparkConf().setAll(list(settings.items()))
-        gateway = launch_gateway(conf, {"stderr": target})
+        gateway = launch_gateway(conf, {"stderr": target})  # type: ignore[no-untyped-call]
     finally:
         os.close(target)
     SparkContext._ensure_initialized(gateway=gateway)

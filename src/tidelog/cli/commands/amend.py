@@ -193,10 +193,7 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
         shown = _topic_of(home, topic).incarnation
         is_sure = given["yes"] or is_clear
         if not is_sure and sys.stdin.isatty():
-            bare = None if key is None else key.encode()
-            with _scan_bar(home, topic) as advance:
-                plan = home.plan_erase(topic, ids=ids, key=bare, progress=advance)
-            show_plan(plan)
+            _preview(home, topic, ids, key)
         question = f"Delete {what} from `{topic}`, for good?"
         ask_first(f"events of `{topic}`", question, is_sure)
         tasks = tasks_of(given)
@@ -321,6 +318,13 @@ def show_plan(plan: ErasurePlan) -> None:
         lines.append(f"Events in files of archives, which are deleted there too: {copies}.")
     for line in lines:
         click.echo(visible(line), err=True)
+
+
+def _preview(home: Home, topic: str, ids: list[str], key: str | None) -> None:
+    with _scan_bar(home, topic) as advance:
+        bare = None if key is None else key.encode()
+        plan = home.plan_erase(topic, ids=ids, key=bare, progress=advance)
+    show_plan(plan)
 
 
 def _scan_bar(home: Home, topic: str) -> AbstractContextManager[Callable[[int], None]]:
