@@ -86,6 +86,7 @@ __all__ = [
     "EraseOptions",
     "ErasedFromArchives",
     "Erasure",
+    "ErasurePlan",
     "ErasureWatch",
     "Event",
     "FailedError",

@@ -75,6 +75,7 @@ from tidelog.coordination.jobs import SupervisedPart as SupervisedPart
 from tidelog.coordination.tokens import Tokens as Tokens
 from tidelog.erasure.delete import DeleteResult as DeleteResult
 from tidelog.erasure.from_archives import ErasedFromArchives as ErasedFromArchives
+from tidelog.erasure.plan import ErasurePlan as ErasurePlan
 from tidelog.erasure.proof import Proof as Proof
 from tidelog.erasure.proof import SearchedPlace as SearchedPlace
 from tidelog.erasure.proof import Trace as Trace

@@ -136,6 +136,7 @@ def test_an_empty_value_must_be_meant(filled: Run) -> None:
 def test_on_a_terminal_it_asks_first(filled: Run) -> None:
     kept = filled("delete", "t", "id-0", stdin=b"n\n", terminal=True)
     assert (kept.code, kept.out) == (1, b"")
+    assert "Found 1 event (t/0: 1).\n" in kept.err
     assert "Delete 1 id from `t`, for good?" in kept.err
     assert "nothing was deleted" in kept.err
     assert filled("get", "t", "id-0").out == b"v0\n"

@@ -218,3 +218,34 @@ def test_backfill_with_too_many_dead_letters_says_how_to_begin_again(tidelog: Ru
     assert "`tidelog archive backfill b --parser PARSER`, then `tidelog archive promote b`" in (
         refused.err
     )
+
+
+def test_backfill_says_which_replayed_dead_letters_are_dead_again(tidelog: Run) -> None:
+    with library.open() as home:
+        home.create_topic("t")
+        times = [1_794_744_000, "2026-11-15", "2026-11-16", "soon"]
+        home.append("t", [Event(json.dumps({"at": at}).encode()) for at in times])
+        archive = home.archives.create("a", source="topic:t", parser="json:at")
+        assert archive.run().dead == 3
+        done = archive.backfill(granularity="hour")
+        assert (done.dead, done.dead_again) == (3, 0), "nothing was replayed"
+        archive.drop(2)
+    replayed = tidelog("archive", "dead", "a", "--replay", "--parser", "iso8601:at")
+    assert "backfill a --parser 'first:json:at||iso8601:at'`" in replayed.out.decode()
+    built = tidelog("archive", "backfill", "a", "--no-spark", "--granularity", "hour")
+    assert (
+        "Replays have archived 2 of its dead letters in the live generation." in built.out.decode()
+    )
+    assert "`tidelog archive dead a --generation 3 --replay --parser PARSER`" in built.out.decode()
+    again = ("archive", "dead", "a", "--generation", "3", "--replay", "--parser", "iso8601:at")
+    assert tidelog(*again).code == 0
+    assert b"Replays have" not in tidelog("archive", "backfill", "a", "--no-spark").out
+    assert tidelog("archive", "promote", "a").code == 0
+    (row,) = tidelog("archive", "status", "a", "--json").rows()
+    assert (row["account"]["archived"], row["account"]["dead"]) == (3, 1)
+    with library.open() as home:
+        done = home.archives.get("a").backfill(parser="first:json:at||iso8601:at")
+        assert (done.dead, done.dead_again) == (1, 0), "one parser reads both"
+    several = tidelog("archive", "promote", "a")
+    assert "`tidelog archive rollback a --to 1`" in several.out.decode()
+    assert "`tidelog archive rollback a --to 3`" in several.out.decode()

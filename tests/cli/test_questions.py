@@ -93,3 +93,24 @@ def test_events_of_a_topic_that_was_made_again_are_not_deleted_by_an_old_answer(
         refused = tidelog("delete", "t", "--key", "k", terminal=True)
     assert "since you were asked" in refused.err
     assert b"new" in tidelog("playback", "t", *ALL_TIMES_OPTIONS).out
+
+
+def test_question_says_how_many_events_would_be_erased_and_where(tidelog: Run) -> None:
+    texts(tidelog, "init")
+    texts(tidelog, "topic create t --partitions 2")
+    texts(tidelog, "archive create a --source topic:t")
+    events = b'{"k": "u-1"}\n{"k": "u-2"}\n' * 3
+    assert tidelog("produce", "t", "--format", "json", "--key-field", "k", stdin=events).code == 0
+    texts(tidelog, "archive run a --no-spark")
+    assert tidelog("produce", "t", "--format", "json", "--key-field", "k", stdin=events).code == 0
+    asked = tidelog("delete", "t", "--key", "u-1", stdin=b"n\n", terminal=True)
+    assert asked.code == 1
+    assert "Found 6 events (t/" in asked.err
+    assert "Events in files of archives, which are deleted there too: a: 3.\n" in asked.err
+    assert asked.err.index("Found") < asked.err.index("Delete all events with key `u-1`")
+    none = tidelog("delete", "t", "--key", "nobody", stdin=b"n\n", terminal=True)
+    assert "Found 0 events.\n" in none.err
+    texts(tidelog, "topic delete t --yes --past-readers")
+    asked = tidelog("archive", "erase", "a", "--key", "u-1", stdin=b"n\n", terminal=True)
+    assert "Found 3 events (t/" in asked.err
+    assert "Found" not in tidelog("archive", "erase", "a", "--key", "u-1", "--yes").err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -174,6 +175,41 @@ def test_session_leaves_the_process_its_own_handler_of_ctrl_c(is_own: bool) -> N
 
 def test_log_settings_are_packaged() -> None:
     assert sessions._LOGGING.is_file()
+
+
+def test_errors_of_java_are_copied_without_its_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    source, target = os.pipe()
+    os.write(target, b"WARNING: Using incubator modules: jdk.incubator.vector\n")
+    os.write(target, "spark: ERROR Größe\nthe end, without a newline".encode())
+    os.close(target)
+    sessions._copy_errors(source)
+    assert capfd.readouterr().err == "spark: ERROR Größe\nthe end, without a newline"
+
+
+QUIET = """
+import sys
+from tidelog.spark.session import open_spark
+conf = {"spark.driver.extraJavaOptions": "-Dof.user=1", "spark.ui.enabled": "false"}
+session = open_spark("local[1]", "quiet", conf)
+java = session.sparkContext._jvm.java.lang.System
+assert java.getProperty("of.user") == "1"
+assert session.range(3).count() == 3
+java.err.println("of Java")
+session.stop()
+"""
+
+
+@pytest.mark.spark
+def test_start_of_a_session_prints_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", QUIET],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "of Java\n")
 
 
 DIES = """

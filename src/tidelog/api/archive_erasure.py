@@ -10,6 +10,7 @@ from tidelog.api.maintenance import ProveOptions
 from tidelog.api.spark_workers import with_tasks
 from tidelog.coordination.audit import Why, user_at_host
 from tidelog.erasure.from_archives import ErasedFromArchives, erase_archived
+from tidelog.erasure.plan import ErasurePlan, plan_archive_erasure
 from tidelog.erasure.proof import Proof, record_proof
 from tidelog.erasure.proof_search import prove_erased_from_archive
 from tidelog.errors import InvalidError
@@ -90,6 +91,18 @@ class ErasableArchive(ArchiveView):
         proof = erase_archived_and_prove(context, events, because, wait_ms, watch)
         record_proof(context, archive, proof, because)
         return proof
+
+    def plan_erase(self, *, ids: Iterable[str] = (), key: bytes | None = None) -> ErasurePlan:
+        """Returns how many events :meth:`erase` would erase now, and where they are.
+
+        Searches the files of the archive and of its copies. Changes nothing.
+
+        >>> plan = home.archives.get("daily").plan_erase(ids=["order-2", "order-9"])
+        >>> plan.partitions, plan.archives
+        ({'orders/0': 1}, {'daily': 1})
+        """
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        return plan_archive_erasure(self._context, self.reload(), wanted, key)
 
     def prove_erased(
         self,

@@ -40,7 +40,7 @@ from tidelog.archive.archive import (
     open_pipeline,
 )
 from tidelog.archive.coverage import is_by_offset
-from tidelog.archive.dead_letters import ReplayOptions, ReplayResult, replay
+from tidelog.archive.dead_letters import ReplayOptions, ReplayResult, count_dead_again, replay
 from tidelog.archive.delete import delete_archive, delete_lost, end_archive
 from tidelog.archive.finalize import FinalizeOptions, FinalizeResult, finalize
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
@@ -346,7 +346,7 @@ class ArchiveHandle(ErasableArchive):
         another archive instead of the archive's source. ``start="earliest"`` also reads what came
         before the archive's begin. ``accept_loss`` leaves out ranges that the source no longer has
         and that are damaged in the live generation. Called again with the same options it resumes.
-        Promote the generation when it is complete.
+        Promote the generation when it is complete; :meth:`replay` its ``dead_again`` before that.
 
         >>> done = home.archives.get("daily").backfill(granularity="hour")
         >>> done.generation, done.events
@@ -380,7 +380,9 @@ class ArchiveHandle(ErasableArchive):
         policy = FilePolicy(found.max_bytes, found.max_age_ms)
         how = driver_options(options, policy=policy, wait=True)
         try:
-            return run_pipeline(self._context, pipeline, how, RunResult(generation=generation))
+            done = run_pipeline(self._context, pipeline, how, RunResult(generation=generation))
+            done.dead_again = count_dead_again(self._context, found, generation)
+            return done
         except CorruptError as exc:
             if not how.accept_loss and _is_own_damage(self._context, found, exc):
                 raise CorruptError(

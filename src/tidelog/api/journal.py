@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from tidelog.context import Context
 from tidelog.coordination.audit import (
@@ -36,6 +36,9 @@ from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
 from tidelog.settings import check_options
 from tidelog.tasks import TaskRunner
+
+if TYPE_CHECKING:
+    from tidelog.erasure.plan import ErasurePlan
 
 __all__ = ["CompileOptions", "JournalCalls", "presign_s", "unknown_id"]
 
@@ -127,6 +130,29 @@ class JournalCalls(ABC):
         ('order-9',)
         """
         return self._amender(topic, why, who).update(values)
+
+    def plan_erase(
+        self,
+        topic: str,
+        *,
+        ids: Iterable[str] = (),
+        key: bytes | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> ErasurePlan:
+        """Returns how many events :meth:`Home.erase` would delete now, and where they are.
+
+        Give ids, or a key, for which it reads the keys of the whole topic and calls ``progress``
+        with the bytes read so far. Changes nothing.
+
+        >>> plan = home.plan_erase("orders", ids=["order-2", "order-9"])
+        >>> plan.events, plan.partitions, plan.archives
+        (1, {'orders/0': 1}, {'daily': 1})
+        """
+        from tidelog.erasure.plan import plan_erasure  # noqa: PLC0415 - loads archives
+
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        lookup = self._lookups.of(self.topic(topic))
+        return plan_erasure(self.context, lookup, wanted, key, progress or (lambda _: None))
 
     def audit(
         self,

@@ -98,6 +98,7 @@ class RunResult:
     dropped: int = 0  # by the transform
     left_out: int = 0  # as they were erased from the target before
     generation: int | None = None  # of an archive that was filled
+    dead_again: int = 0  # dead letters of a backfill whose events replays put into live files
 
     def add(self, report: CycleReport) -> None:
         """Counts what one cycle has committed, except events: the driver counts these."""

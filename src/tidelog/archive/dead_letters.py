@@ -26,6 +26,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import crc32c
@@ -37,7 +38,9 @@ import pyarrow.parquet as pq
 from tidelog.archive.archive import check_active, sink_settings
 from tidelog.archive.erased_events import ErasedBefore
 from tidelog.archive.freeze import HeadGate
+from tidelog.archive.read import ArchiveFiles
 from tidelog.archive.transform_output import output_of
+from tidelog.archive.verify_checks import read_offsets
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.formats.batches import decoding
@@ -62,6 +65,7 @@ from tidelog.coordination.pipeline_rows import (
     dead_files,
     read_partitions,
     read_progress,
+    replay_effect,
     replay_pipeline,
 )
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
@@ -81,6 +85,7 @@ __all__ = [
     "ReplayOptions",
     "ReplayPlan",
     "ReplayResult",
+    "count_dead_again",
     "dead_letters",
     "open_replay",
     "plan_replay",
@@ -474,6 +479,30 @@ def dead_letters(
                 after = last
             else:
                 break
+
+
+def count_dead_again(context: Context, archive: Archive, generation: int) -> int:
+    """Returns how many events replays put into files of the live generation, and are dead here.
+
+    Reads the files that the replays wrote and the dead letters of these source partitions. A file
+    that is damaged, or that was just replaced, is not counted: the number only advises a person.
+    """
+    store, live = store_at(context, archive.store), archive.pipeline()
+    contents, dead = ArchiveFiles(store, archive.format_of()), archive.pipeline(generation)
+    count = 0
+    for partition in read_partitions(context, dead):
+        if not replay_effect(context, live, partition).replayed:
+            continue
+        replayed: set[int] = set()
+        with suppress(CorruptError, NotFoundError):
+            for manifest, file in Replays(context, live, partition).counting():
+                if file.kind == "data":
+                    replayed.update(read_offsets(contents, manifest, file).tolist())
+        with suppress(CorruptError, NotFoundError):
+            for files in dead_files(context, dead, partition):
+                for batch in read_dead_files(store, files):
+                    count += len(replayed.intersection(batch.column("offset").to_pylist()))
+    return count
 
 
 def remove_replaced(

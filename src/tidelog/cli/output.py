@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - rich takes a third of the time of `tidelog --help`, which prints without it
 """What commands read and print, and how they end.
 
 Results are tables for people, or one JSON object per line with ``--json``. They go to standard
@@ -20,8 +21,6 @@ from typing import Any, TypeVar
 import click
 import msgspec
 from rich.cells import cell_len
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tidelog.errors import InvalidError, TidelogError
 
@@ -60,6 +59,8 @@ class Output:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
+        from rich.console import Console
+
         wide = None if sys.stdout.isatty() else _PIPE_WIDTH
         # What is printed comes from events and names: `[bold]` and `:smile:` are text there.
         self._console = Console(
@@ -218,6 +219,9 @@ def progress_bar(what: str, total: Callable[[], int | None]) -> Iterator[Callabl
     if size is None:
         yield lambda _: None
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -233,6 +237,9 @@ class TimeBar:
     """A progress bar over a range of times, only if standard error is a terminal."""
 
     def __init__(self, what: str, *, shown: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[says]}"))
         self._progress = Progress(
             *columns, console=Console(stderr=True), transient=True, disable=not shown

@@ -288,8 +288,8 @@ _FORMAT_OPTIONS = (
     click.option(
         "--parser",
         metavar="P",
-        help="The parser that names partitions, such as "
-        "json:meta.at, iso8601:created or timestamp.",
+        help="The parser that names partitions, such as json:meta.at, iso8601:created or "
+        "timestamp. first:json:at||iso8601:at tries several.",
     ),
     click.option(
         "--transform",

@@ -31,7 +31,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyspark.core.context as spark_context
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from tidelog.errors import (
@@ -79,8 +80,12 @@ _OF_A_PROCESS = {
     "spark.python.worker.reuse": "true",
     # A worker's few threads need no heap each: with eight per core it uses 130 MB more.
     "spark.executorEnv.MALLOC_ARENA_MAX": "2",
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
 }
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LOG_LEVEL = "spark.log.level"  # Spark's own setting; whoever gives it wants to see Spark's log
+_QUIET_LOG = f"-Dlog4j2.configurationFile=file:{_LOGGING}"
+# Java prints this line before any code of Spark runs, and has no option to leave it out.
+_INCUBATOR = b"WARNING: Using incubator modules:"
 _OF_THIS_MACHINE = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -107,6 +112,7 @@ def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) ->
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings |= _OF_THIS_MACHINE
     settings |= conf or {}
+    settings[_JAVA_OPTIONS] = f"{_QUIET_LOG} {settings.get(_JAVA_OPTIONS, '')}".strip()
     with _OPENING:
         users = SparkSession._instantiatedSession
         if users is not None and users not in _OWN and _can_run(users.sparkContext):
@@ -114,10 +120,35 @@ def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) ->
         builder = SparkSession.builder.master(master).appName(f"tidelog {name}")
         for key, value in settings.items():
             builder = builder.config(key, value)
+        if SparkContext._gateway is None and _LOG_LEVEL not in settings:
+            _start_java({**settings, "spark.master": master})
         with _keeping_interrupts():
             session: SparkSession = builder.getOrCreate()
         _OWN.add(session)
     return session
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Starts Spark's Java process, and leaves the first line of it out: a warning for developers.
+
+    A thread copies everything else that the process writes to standard error.
+    """
+    source, target = os.pipe()
+    threading.Thread(target=_copy_errors, args=(source,), name="spark-errors", daemon=True).start()
+    try:
+        conf = SparkConf().setAll(list(settings.items()))
+        gateway = launch_gateway(conf, {"stderr": target})  # type: ignore[no-untyped-call]
+    finally:
+        os.close(target)
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _copy_errors(source: int) -> None:
+    with open(source, "rb") as lines, open(2, "wb", buffering=0, closefd=False) as errors:
+        for line in lines:
+            if not line.startswith(_INCUBATOR):
+                with contextlib.suppress(OSError):  # closed, or its reader has ended
+                    errors.write(line)
 
 
 def _beside(users: SparkSession, settings: Mapping[str, str]) -> SparkSession:

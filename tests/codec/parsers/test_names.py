@@ -101,7 +101,10 @@ PARSERS = [
     "thrift:1?protocol=compact",
     "timestamp",
     "offset:3",
+    "first:json:at||iso8601:at",
+    "first:delimited:2|,||date:at|%Y||timestamp",
     "split:who|json:at",
+    "split:who|first:json:at||iso8601:at",
     "split:who|timestamp",
     "split:who|split:at|offset:2",
 ]

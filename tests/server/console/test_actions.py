@@ -131,6 +131,8 @@ def test_the_history_shows_when_events_were_archived(served: Served, browser: Br
         ("register", {"table": "iceberg:http://elsewhere#a.b"}),
         ("register", {"table": "glue:a.b"}),
         ("backfill", {"parser": "os:system"}),
+        ("backfill", {"parser": "first:json:at||os:system"}),
+        ("backfill", {"parser": "first:json:at|| avro:at?schema=/etc/passwd"}),
         ("backfill", {"format": "exe"}),
         ("redo", {}),  # no part
         ("redo", {"dates": "yesterday"}),

@@ -19,7 +19,7 @@ from tidelog.log.timeline import Timelines
 from tidelog.model.partition_rows import Head
 from tidelog.model.topic import Topic
 from tidelog.server.console import sampler as sampling
-from tidelog.server.console.format import Series, line_chart
+from tidelog.server.console.format import Series, bar_chart, line_chart
 from tidelog.server.console.sampler import Sampler
 from tidelog.settings import Settings
 
@@ -270,3 +270,16 @@ def test_bars_cover_their_range(start: int, length: int) -> None:
     assert begin <= start < begin + width
     assert begin + width * bars >= start + length
     assert bars <= timeline.BARS_MAX
+
+
+@pytest.mark.parametrize("large", [[50_000], [50_000, 13_000]])
+def test_a_first_run_does_not_flatten_the_bars_after_it(large: list[int]) -> None:
+    counts = [*large, 300, 280, 310, 290, 305, 295, 310]
+    chart = bar_chart([(1_000 * at, count) for at, count in enumerate(counts)])
+    assert len(chart.cuts) == len(large)
+    assert min(high for _, _, _, high, _ in chart.bars) > chart.height / 3
+
+
+def test_bars_of_one_size_are_not_cut() -> None:
+    assert bar_chart([(1_000 * at, 100 + at) for at in range(20)]).cuts == ()
+    assert bar_chart([(0, 9), (1_000, 100), (2_000, 0)]).cuts == (), "too few to say what is usual"

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import click
@@ -21,6 +22,7 @@ from tidelog.cli.output import (
     progress_bar,
     to_seconds,
     utf8,
+    visible,
     write_out,
 )
 from tidelog.cli.pipeline_options import task_options, tasks_of
@@ -28,6 +30,7 @@ from tidelog.cli.terminal import ask_first, open_home, yes_option
 from tidelog.codec.event_json import event_lines, ids_of_lines
 from tidelog.coordination.audit import Action, AuditRecord
 from tidelog.erasure.delete import DeleteResult
+from tidelog.erasure.plan import ErasurePlan
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.model.event import to_iso
@@ -38,6 +41,7 @@ __all__ = [
     "delete",
     "get",
     "say_unseen",
+    "show_plan",
     "show_records",
     "update",
     "who_option",
@@ -162,10 +166,11 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
     --prove prints one verdict with its evidence, and the audit records its hash. --proof FILE also
     writes it to a file, which `tidelog proof check` checks.
 
-    On a terminal it asks first. In scripts, pass --yes unless you list the ids as arguments. A line
-    of the file is an id as it is, with its blanks; a line that begins with a double quote is a JSON
-    string. Ids that are not there are listed, with exit code 1; all others are deleted. A key that
-    no event has is exit code 1 too. With --prove they may have been deleted before.
+    On a terminal it counts the events and asks first. In scripts, pass --yes unless you list the
+    ids as arguments. A line of the file is an id as it is, with its blanks; a line that begins with
+    a double quote is a JSON string. Ids that are not there are listed, with exit code 1; all others
+    are deleted. A key that no event has is exit code 1 too. With --prove they may have been deleted
+    before.
 
     \b
     Examples:
@@ -186,8 +191,11 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
     is_clear = bool(given["ids"]) and not sys.stdin.isatty()
     with open_home(home_text) as home:
         shown = _topic_of(home, topic).incarnation
+        is_sure = given["yes"] or is_clear
+        if not is_sure and sys.stdin.isatty():
+            _preview(home, topic, ids, key)
         question = f"Delete {what} from `{topic}`, for good?"
-        ask_first(f"events of `{topic}`", question, given["yes"] or is_clear)
+        ask_first(f"events of `{topic}`", question, is_sure)
         tasks = tasks_of(given)
         how = EraseOptions(
             who=given["who"],
@@ -299,11 +307,35 @@ def _topic_of(home: Home, name: str) -> Topic:
         ) from exc
 
 
-def _delete_key(home: Home, topic: str, key: str, why: str, how: EraseOptions) -> DeleteResult:
+def show_plan(plan: ErasurePlan) -> None:
+    """Say how many events an erasure would delete, and where they are, before the question."""
+    where = ", ".join(f"{name}: {count:,}" for name, count in plan.partitions.items())
+    lines = [f"Found {counted(plan.events, 'event')}{f' ({where})' if where else ''}."]
+    if plan.trimmed:
+        lines.append(f"The topic has trimmed {plan.trimmed:,} of them; archives still hold these.")
+    if plan.archives:
+        copies = ", ".join(f"{name}: {count:,}" for name, count in plan.archives.items())
+        lines.append(f"Events in files of archives, which are deleted there too: {copies}.")
+    for line in lines:
+        click.echo(visible(line), err=True)
+
+
+def _preview(home: Home, topic: str, ids: list[str], key: str | None) -> None:
+    with _scan_bar(home, topic) as advance:
+        bare = None if key is None else key.encode()
+        plan = home.plan_erase(topic, ids=ids, key=bare, progress=advance)
+    show_plan(plan)
+
+
+def _scan_bar(home: Home, topic: str) -> AbstractContextManager[Callable[[int], None]]:
     def total() -> int:
         return sum(state.bytes or 0 for state in home.partitions(topic))
 
-    with progress_bar(f"scan {topic}", total) as advance:
+    return progress_bar(f"scan {topic}", total)
+
+
+def _delete_key(home: Home, topic: str, key: str, why: str, how: EraseOptions) -> DeleteResult:
+    with _scan_bar(home, topic) as advance:
         how["progress"] = advance
         return home.erase(topic, key=key.encode(), why=why, prove=False, **how)
 

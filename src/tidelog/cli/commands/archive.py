@@ -15,6 +15,7 @@ from tidelog.api.archives import ArchiveHandle
 from tidelog.api.maintenance import ProveOptions
 from tidelog.cli.commands.amend import (
     say_unseen,
+    show_plan,
     show_records,
     who_option,
     why_option,
@@ -177,9 +178,11 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
     what = f"all events with key `{key}`" if key is not None else counted(len(ids), "id")
     with open_home(home_text) as home:
         archive = home.archives.get(name)
+        tasks, wanted = tasks_of(given), None if key is None else key.encode()
+        if not given["yes"] and sys.stdin.isatty():
+            show_plan(archive.plan_erase(ids=ids, key=wanted))
         question = f"Erase {what} from archive `{name}`, for good?"
         ask_first(f"events of archive `{name}`", question, given["yes"])
-        tasks, wanted = tasks_of(given), None if key is None else key.encode()
         if given["prove"] or given["proof_file"]:
             with removal_bar(home, archive=name) as watch:
                 how = ProveOptions(who=given["who"], wait=given["wait"], watch=watch, **tasks)

@@ -80,6 +80,9 @@ def backfill(
     Settings that are not given stay as they are. If it is killed, run it again with the same
     options to resume. When it has caught up, `tidelog archive promote` makes it the live one.
 
+    Its parser reads all events. Dead letters that another parser has replayed are dead letters
+    again in the new generation: replay them there before you promote it.
+
     \b
     Examples:
       tidelog archive backfill daily --parser json:created_at
@@ -311,6 +314,12 @@ def _say_next(output: Output, name: str, done: RunResult) -> None:
             f"{counted(done.dead, 'dead letter')}: run `tidelog archive dead {name} --generation "
             f"{done.generation}` to see why before you promote it"
         )
+    if done.dead_again:
+        output.say(
+            f"Replays have archived {done.dead_again:,} of its dead letters in the live "
+            "generation. To have them in files of this one too, run `tidelog archive dead "
+            f"{name} --generation {done.generation} --replay --parser PARSER`"
+        )
     output.say(f"Next: tidelog archive promote {name}")
 
 
@@ -327,9 +336,10 @@ def _tell_live(output: Output, found: Archive) -> None:
     if "delta" in found.tables:
         output.say("Its Delta table is in that folder now.")
     for number in kept:
+        which = f" --to {number}" if len(kept) > 1 else ""
         output.say(
-            f"Generation {number} is kept: go back with `tidelog archive rollback {found.name}`, "
-            f"or delete it with `tidelog archive drop {found.name} {number}`"
+            f"Generation {number} is kept: go back with `tidelog archive rollback {found.name}"
+            f"{which}`, or delete it with `tidelog archive drop {found.name} {number}`"
         )
 
 

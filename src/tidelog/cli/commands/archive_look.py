@@ -21,6 +21,7 @@ from tidelog.cli.output import FAILED, Output, json_option, progress_bar, write_
 from tidelog.cli.pipeline_options import DriverWatch, task_options, tasks_of
 from tidelog.cli.terminal import open_home
 from tidelog.codec.event_json import row_lines
+from tidelog.codec.parsers import either_parser
 from tidelog.errors import InvalidError
 from tidelog.model.event import to_iso
 
@@ -226,10 +227,11 @@ def dead(home_text: str | None, output: Output, /, name: str, **given: Any) -> N
             output.record({"archive": name, **asdict(done)})
             used, other = archive.info.format_of().parser, given["parser"]
             if other and other != used:
+                parser = shlex.quote(either_parser(used, other))
                 output.say(
                     f"New events are still read with `{used}`. To change that, run `tidelog "
-                    f"archive backfill {name} --parser {shlex.quote(other)}`, then `tidelog "
-                    f"archive promote {name}`."
+                    f"archive backfill {name} --parser {parser}`, then `tidelog archive promote "
+                    f"{name}`."
                 )
             return
         if any(given[name] for name in _OF_REPLAY):

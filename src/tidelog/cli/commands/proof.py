@@ -173,7 +173,7 @@ def show_proof(output: Output, proof: Proof, purged: Mapping[str, int] | None = 
     for number, trace in enumerate(proof.traces, 1):
         output.say(f"\nleft {number}: {trace.object}\n  {trace.what}\n  to do: {trace.do}")
     for each in proof.out_of_reach:
-        output.say(f"not searched: {each}")
+        output.say(f"out of reach: {each}")
 
 
 def end_with(output: Output, proof: Proof, file: str | None = None) -> None:

@@ -53,6 +53,7 @@ __all__ = [
     "Parser",
     "TimeParser",
     "changes_values",
+    "either_parser",
     "layout_settings",
     "open_parser",
     "parts_of_events",
@@ -211,6 +212,7 @@ PARSER_KINDS = (
     "thrift",
     "timestamp",
     "offset",
+    "first",
     "split",
     "topics",
 )
@@ -232,13 +234,44 @@ def open_parser(text: str, settings: LayoutSettings) -> Parser:
         from tidelog.codec.parsers.folders import open_offset
 
         return open_offset(spec)
-    times = _open_times(spec)
+    times = _open_first(spec) if kind == "first" else _open_times(spec)
     if times is not None:
         from tidelog.codec.parsers.folders import DatedParser
 
         return DatedParser(times, settings)
 
     return open_foreign(spec, settings, PARSER_KINDS)
+
+
+def either_parser(one: str, other: str) -> str:
+    """Returns the name of a parser that tries one, then the other; the other if there is none.
+
+    >>> either_parser("json:at", "iso8601:at")
+    'first:json:at||iso8601:at'
+    """
+    name = f"first:{one.removeprefix('first:')}||{other.removeprefix('first:')}"
+    try:
+        open_parser(name, LayoutSettings())
+    except InvalidError:
+        return other
+    return name
+
+
+def _open_first(spec: Spec) -> TimeParser:
+    """Opens ``first:PARSER||PARSER``: the time of the first parser that finds one."""
+    from tidelog.codec.parsers.times import FirstTimes
+
+    parsers: list[TimeParser] = []
+    for part in spec.argument.split("||"):
+        kind, _, argument = part.strip().partition(":")
+        times = _open_times(Spec(part.strip(), kind, argument))
+        if times is None:
+            raise spec.refused(
+                f"`{shown(kind)}` finds no time: give parsers that do, such as "
+                "first:json:at||iso8601:at"
+            )
+        parsers.append(times)
+    return FirstTimes(parsers)
 
 
 def _open_split(spec: Spec, settings: LayoutSettings) -> Parser:

@@ -10,13 +10,15 @@ files, loads no extension and uses no network. The column is named ``v``.
 **Lines of text** have their time where a pattern finds it, or in the n-th field. Bytes that are not
 UTF-8 count as U+FFFD, so that one bad character does not cost a line. What is found is an epoch if
 it is a number, otherwise ISO 8601. :func:`texts_of` returns the values of any events as text.
+
+:class:`FirstTimes` is for events whose times are not all written in one way.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NULL_VALUE",
     "Engine",
+    "FirstTimes",
     "epoch_reader",
     "iso_reader",
     "literal",
@@ -129,7 +132,8 @@ def epoch_reader(what: str) -> Reader:
         times = _epoch_ms(found.values)
         if times.null_count:
             iso = pc.and_(pc.is_null(times), pc.match_substring_regex(found.values, pattern=_ISO))
-            advice = f"{what} is not an epoch time; the parser `iso8601` reads ISO 8601"
+            iso_too = "the parser `iso8601` reads ISO 8601, and `first` tries several"
+            advice = f"{what} is not an epoch time; {iso_too}"
             found = found.reject(iso, advice, found.values)
         return _settled(found, times, f"{what} is not an epoch time")
 
@@ -290,6 +294,32 @@ class _LinePicker:
         empty = pc.equal(pc.binary_length(texts), 0)
         return ParsedValues(texts, lines.errors).reject(empty, self._complaint, lines.values)
 
+
+class FirstTimes:
+    """The time of the first of several parsers that finds one; without any, all their reasons."""
+
+    def __init__(self, parsers: Sequence[TimeParser]) -> None:
+        self._parsers = parsers
+
+    def times(self, batch: pa.RecordBatch) -> ParsedValues:
+        first, *others = self._parsers
+        found = first.times(batch)
+        for parser in others:
+            rest = pc.is_valid(found.errors)
+            if not pc.any(rest, min_count=0).as_py():
+                break
+            tried = parser.times(batch.filter(rest))
+            before = found.errors.filter(rest)
+            both = pc.binary_join_element_wise(before, tried.errors, "; ")  # null if one is null
+            reasons = pc.if_else(pc.equal(before, tried.errors), before, both)
+            found = ParsedValues(
+                pc.replace_with_mask(found.values, rest, tried.values),
+                pc.replace_with_mask(found.errors, rest, reasons),
+            )
+        return found
+
+
+_: type[TimeParser] = FirstTimes
 
 NULL_VALUE = "null value"  # the error text of a tombstone
 _PIECE_ROWS = 1_024  # rows that are checked one by one around a bad one

@@ -19,7 +19,7 @@ from tidelog.model import defaults
 from tidelog.model.archive import Archive
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
-from tidelog.public import BackfillOptions, CycleReport, RedoOptions
+from tidelog.public import BackfillOptions, CycleReport, RedoOptions, RunResult
 from tidelog.server.console.archives import PARSERS, Pipelines
 from tidelog.server.console.format import counted, size, url
 from tidelog.server.console.jobs import WHOLE, Job, JobRunner, Work, check_incarnation
@@ -160,6 +160,10 @@ class ActionPages:
                 "where the source no longer has them."
             ),
             f"It has {' and '.join(changed)}." if changed else "It is written as the live one is.",
+            (
+                "Its parser reads all events: dead letters that another one has replayed are dead "
+                "letters again in it."
+            ),
             "When it is complete, promote it.",
         ]
         if building:
@@ -356,8 +360,10 @@ def _tables_follow(info: Archive) -> tuple[str, ...]:
 
 
 def _check_parser(parser: str, command: str) -> None:
-    """Raises ``InvalidError`` for a parser that is not one of Tidelog's."""
-    if parser.partition(":")[0] not in ("", *PARSERS):
+    """Raises ``InvalidError`` for a parser that reads files of the server, or runs its code."""
+    is_first = parser.startswith("first:")
+    tried = parser.removeprefix("first:").split("||") if is_first else [parser]
+    if any(each.strip().partition(":")[0] not in ("", *PARSERS) for each in tried):
         raise InvalidError(
             f"parser `{parser[:80]}`: from here it may be {', '.join(PARSERS)}: use "
             f"`tidelog archive {command}` for one of your own"
@@ -426,7 +432,17 @@ def _backfill(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     done = archive.backfill(start=start, **how)
     return (
         f"generation {done.generation} has {done.events:,} more events in "
-        f"{counted(done.files, 'file')}: promote it on the page of the archive"
+        f"{counted(done.files, 'file')}{_dead_again(done)}: promote it on the page of the archive"
+    )
+
+
+def _dead_again(done: RunResult) -> str:
+    if not done.dead_again:
+        return ""
+    letters = counted(done.dead_again, "dead letter")
+    return (
+        f", and {letters} that the live one got by a replay (`tidelog archive dead NAME "
+        f"--generation {done.generation} --replay` replays them)"
     )
 
 

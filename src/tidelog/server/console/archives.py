@@ -149,7 +149,7 @@ _LETTERS_MAX = 50  # dead letters on one page
 _LETTERS_READ_MAX = 20_000  # whose reasons are counted
 _READ_S = 0.3
 _BARS = 60  # of a history
-PARSERS = ("json", "iso8601", "date", "regex", "delimited", "timestamp", "offset")
+PARSERS = ("json", "iso8601", "date", "regex", "delimited", "timestamp", "offset", "first")
 
 
 class ArchivePages:

@@ -365,9 +365,10 @@ def bar_chart(counts: Sequence[tuple[int, int]], width: int = 1200, height: int 
     if not highest:
         return BarChart((), (), width, height, "", "", "", "nothing yet")
     each = width / len(counts)
-    # One large bar would flatten all others: bars beyond 8 times the usual height are cut.
+    # One or two large bars, such as those of a first run, would flatten all others: bars beyond 8
+    # times the usual height are cut.
     usual = sorted(count for _, count in counts if count)
-    high9 = usual[(len(usual) - 1) * 9 // 10]
+    high9 = usual[max(0, min((len(usual) - 1) * 9 // 10, len(usual) - 3))]
     most = 2 * high9 if len(usual) > 4 and highest > 8 * high9 else highest
     bars = tuple(
         (

@@ -55,9 +55,9 @@
   };
 
   const bars = (values, height, words) => {
-    // One large bar would flatten all others: bars beyond 8 times the usual height are cut.
+    // One or two large bars would flatten all others: bars beyond 8 times the usual height are cut.
     const usual = values.filter((value) => value).sort((one, other) => one - other);
-    const high9 = usual.length ? usual[Math.floor((usual.length - 1) * 0.9)] : 1;
+    const high9 = usual.length > 4 ? usual[Math.min(Math.floor((usual.length - 1) * 0.9), usual.length - 3)] : 1;
     const highest = Math.max(1, ...values);
     const most = usual.length > 4 && highest > 8 * high9 ? 2 * high9 : highest;
     const each = WIDTH / values.length;
