@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 IMAGE_EXTRAS := $(addprefix --extra ,aws formats kafka scylla serve tables telemetry)
 LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q
 
-.PHONY: help demo check test test-long lint format docs bench bench-sim lock setup servers clean
+.PHONY: help demo check test test-long lint format docs bench bench-sim lock setup servers prepare clean
 
 help:
 	@echo "make demo       see it work: sample events, an archive, and the console"
@@ -66,6 +66,10 @@ bench: $(READY)
 
 servers: $(READY)
 	$(BIN)/python -m tests.servers fetch
+
+# So that neither a test waits until a server is built, nor each worker compiles all tests.
+prepare: servers
+	@$(BIN)/python -m pytest --collect-only -q >/dev/null
 
 setup: $(READY)
 

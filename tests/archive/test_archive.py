@@ -243,6 +243,7 @@ def kill_drivers(home: Home, archive: Archive, check: object) -> None:
     check()  # type: ignore[operator]
 
 
+@pytest.mark.long
 def test_drivers_that_are_killed_archive_each_event_once(home: Home) -> None:
     fill(home, 30_000)
     archive = an_archive(home, "daily", parser="json:at")

@@ -357,6 +357,7 @@ def offsets_of(home: Home, archive: Archive) -> Counter[Key]:
     return found
 
 
+@pytest.mark.long
 def test_replays_that_are_killed_archive_each_event_once(home: Home) -> None:
     for partition in range(3):
         fill(home, range(6_000), partition=partition)

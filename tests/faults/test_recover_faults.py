@@ -12,6 +12,7 @@ import pytest
 from tests.journal.test_recover import values as home_values
 from tests.log.maintenance.test_losses import Embedded
 from tests.support.compiled_journals import ALL, Death, Press
+from tests.support.rounds import rounds
 from tidelog import Event, Home
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.event_batch import table_of
@@ -130,7 +131,7 @@ def test_segment_and_journals_of_it_are_recovered_once() -> None:
 @pytest.mark.parametrize(
     ("grace_ms", "step"),
     [
-        (0, 7),  # calls between two deaths
+        (0, 14),  # calls between two deaths
         pytest.param(0, 1, marks=pytest.mark.long),
         pytest.param(3_600_000, 1, marks=pytest.mark.long),
     ],
@@ -202,7 +203,7 @@ def test_two_recoveries_in_threads_share_the_work(tmp_path: Path) -> None:
         assert first.recover_topic("orders").events == 0
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", rounds(30, every=3))
 def test_recoveries_producers_compilers_sweepers_and_deletes_at_once(seed: int) -> None:
     press = Restored(seed)
     topic, expected = forgetful(press)

@@ -219,8 +219,9 @@ class Between(Faults):
         return super().call(verb, effect, lost)
 
 
-def test_a_sweep_between_any_two_calls_harms_nothing() -> None:
-    for call in range(1, calls_of_a_whole_run() + 1):
+@pytest.mark.parametrize("first", rounds(3, every=3))
+def test_a_sweep_between_any_two_calls_harms_nothing(first: int) -> None:
+    for call in range(first + 1, calls_of_a_whole_run() + 1, 3):
         world = World(KeyedSource(1, 20))
 
         def sweep(world: World = world) -> None:
@@ -231,8 +232,9 @@ def test_a_sweep_between_any_two_calls_harms_nothing() -> None:
         world.check()
 
 
-def test_another_driver_may_take_over_between_any_two_calls() -> None:
-    for call in range(1, calls_of_a_whole_run() + 1):
+@pytest.mark.parametrize("first", rounds(3, every=3))
+def test_another_driver_may_take_over_between_any_two_calls(first: int) -> None:
+    for call in range(first + 1, calls_of_a_whole_run() + 1, 3):
         world = World(KeyedSource(1, 20))
 
         def other(world: World = world) -> None:

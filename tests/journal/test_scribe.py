@@ -10,6 +10,7 @@ import pytest
 
 from tests.journal.test_compile import filled, values
 from tests.support.compiled_journals import Death, Press
+from tests.support.rounds import rounds
 from tidelog import Event
 from tidelog.context import Context
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
@@ -151,8 +152,9 @@ def test_the_turn_of_a_process_that_is_known_to_be_dead_is_had_at_once(press: Pr
     assert Scribe(context, EAGER).tick() is not None
 
 
-def test_a_scribe_may_die_after_every_call() -> None:
-    for call in range(1, 1_000):
+@pytest.mark.parametrize("first", rounds(2, every=2))
+def test_a_scribe_may_die_after_every_call(first: int) -> None:
+    for call in range(first + 1, 1_000, 2):
         press = Press()
         topics = some_topics(press, "a", "b")
         try:

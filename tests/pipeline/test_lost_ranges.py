@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.archive_look import AT_OR_WHEN, a_home, an_archive, fill
 from tests.support.forgotten_ranges import forget
+from tests.support.rounds import rounds
 from tidelog import Event, Home
 from tidelog.archive.archive import open_pipeline, sink_settings
 from tidelog.archive.finalize import FinalizeOptions, finalize
@@ -129,10 +130,13 @@ def check_records(home: Home, archive: Archive) -> None:
     assert len(moved) == 3  # two folders and the dead letters
 
 
-def test_driver_that_stalls_at_any_call_harms_nothing_that_the_next_one_commits(home: Home) -> None:
-    at, calls = 0, 0
+@pytest.mark.parametrize("first", rounds(3, every=3))
+def test_driver_that_stalls_at_any_call_harms_nothing_that_the_next_one_commits(
+    home: Home, first: int
+) -> None:
+    at, calls = first - 2, 0
     while at <= calls:  # until no call is left to stall at
-        at += 1
+        at += 3
         archive = a_forgotten_range(home, f"a{at}")
         faults = Stalls()
         faults.wait(at, lambda: cycle(home, archive, 20))  # noqa: B023
@@ -145,10 +149,13 @@ def test_driver_that_stalls_at_any_call_harms_nothing_that_the_next_one_commits(
     assert at > 30
 
 
-def test_driver_that_stalls_beside_an_undecided_range_deletes_nothing(home: Home) -> None:
-    at, calls = 0, 0
+@pytest.mark.parametrize("first", rounds(3, every=3))
+def test_driver_that_stalls_beside_an_undecided_range_deletes_nothing(
+    home: Home, first: int
+) -> None:
+    at, calls = first - 2, 0
     while at <= calls:  # until no call is left to stall at
-        at += 1
+        at += 3
         archive = an_undecided_range(home, f"a{at}")
         faults = Stalls()
         faults.wait(at, lambda: cycle(home, archive, 20))  # noqa: B023
@@ -162,10 +169,13 @@ def test_driver_that_stalls_beside_an_undecided_range_deletes_nothing(home: Home
     assert at > 20
 
 
-def test_record_of_a_range_names_all_its_files_wherever_its_driver_died(home: Home) -> None:
-    at, calls = 0, 0
+@pytest.mark.parametrize("first", rounds(3, every=3))
+def test_record_of_a_range_names_all_its_files_wherever_its_driver_died(
+    home: Home, first: int
+) -> None:
+    at, calls = first - 2, 0
     while at <= calls:  # until no call is left to die after
-        at += 1
+        at += 3
         archive = a_forgotten_range(home, f"a{at}")
         faults = Faults(crash_after_call=at)
         with suppress(Crash):

@@ -149,6 +149,7 @@ def check_once_and_in_order(home: Home, count: int) -> None:
     assert [key for key, each in by_key.items() if each != sorted(each)] == []
 
 
+@pytest.mark.long
 def test_pumps_that_are_killed_store_each_event_once_and_in_order(home: Home) -> None:
     for first in range(0, 20_000, 500):
         batch = [Event(b"%d" % n, key=b"%d" % (n % 40)) for n in range(first, first + 500)]

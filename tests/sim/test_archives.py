@@ -27,6 +27,7 @@ from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedDone, StagedWorld
 from tests.sim.tasks_world import TasksWorld
 from tests.sim.transforms_world import TransformsWorld
+from tests.support.rounds import rounds
 from tests.test_docs import table_after
 
 SEEDS = 8
@@ -43,19 +44,21 @@ FOCUSED = (
     ReturnsWorld,
 )
 # Seeds of these take less than a second.
-SHORT = (ArchivesWorld, CutsWorld, MovesWorld, StagedWorld, CopiesWorld)
+SHORT = (ArchivesWorld, CutsWorld, StagedWorld)
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", rounds(4, every=2))
 def test_every_offset_is_accounted_for(block: int) -> None:
     for seed in range(block, SEEDS, 4):
         ArchivesWorld(seed).run()
 
 
+@pytest.mark.parametrize("seed", rounds(4, every=4))
 @pytest.mark.parametrize("world", FOCUSED, ids=lambda world: world.__name__)
-def test_worlds_where_processes_meet_more_often_find_nothing(world: type[ArchivesWorld]) -> None:
-    for seed in range(2):
-        world(seed).run()
+def test_worlds_where_processes_meet_more_often_find_nothing(
+    world: type[ArchivesWorld], seed: int
+) -> None:
+    world(seed).run()
 
 
 def test_lines_of_rotated_files_are_archived_once() -> None:

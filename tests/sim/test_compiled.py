@@ -16,7 +16,7 @@ from tidelog.model.topic import Topic
 BUG_SEEDS = 200
 
 
-@pytest.mark.parametrize("block", rounds(10, every=2))
+@pytest.mark.parametrize("block", rounds(10, every=4))
 def test_nothing_is_lost_doubled_out_of_order_or_undone(block: int) -> None:
     for seed in range(block * 5, block * 5 + 5):
         CompiledWorld(seed).run()

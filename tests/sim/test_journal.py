@@ -13,6 +13,7 @@ from tests.sim.journal_world import JournalWorld, Tally
 from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld, SweptWorld
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.recreate_world import RecreateWorld
+from tests.support.rounds import rounds
 from tests.test_docs import table_after
 
 WORLDS: dict[type[JournalWorld], int] = {  # and how many seeds of each
@@ -28,9 +29,12 @@ WORLDS: dict[type[JournalWorld], int] = {  # and how many seeds of each
 BUG_SEEDS = 200
 
 
+@pytest.mark.parametrize("block", rounds(2, every=2))
 @pytest.mark.parametrize("world", WORLDS)
-def test_nothing_is_lost_undone_doubled_or_left_behind(world: type[JournalWorld]) -> None:
-    for seed in range(WORLDS[world]):
+def test_nothing_is_lost_undone_doubled_or_left_behind(
+    world: type[JournalWorld], block: int
+) -> None:
+    for seed in range(block, WORLDS[world], 2):
         world(seed).run()
 
 

@@ -28,7 +28,7 @@ LISTS = [
 ]  # those are smaller
 
 
-@pytest.mark.parametrize("block", rounds(4, every=2))
+@pytest.mark.parametrize("block", rounds(4, every=4))
 @pytest.mark.parametrize("world", SEEDS)
 def test_nothing_acknowledged_is_lost_doubled_or_out_of_order(world: str, block: int) -> None:
     for seed in range(block, SEEDS[world], 4):
