@@ -149,10 +149,10 @@ def test_waiting_calls_are_counted_with_what_they_take_in_memory(target: Target)
         for _ in range(500):
             forwarder.send_soon([Event(b"x")])
         used = tracemalloc.get_traced_memory()[0]
+        counted = forwarder.waiting_bytes
     finally:
         tracemalloc.stop()
         target.ready.set()
-        counted = forwarder.waiting_bytes
         forwarder.close()
     assert used <= counted
 
