@@ -584,3 +584,11 @@ def test_every_command_has_help_with_examples(tidelog: Run, command: tuple[str, 
     assert shown.code == 0
     examples = shown.out.decode().partition("Examples:\n")[2].partition("\n\n")[0]
     assert " ".join(("tidelog", *command)) in " ".join(examples.split())
+
+
+def test_secrets_in_the_address_of_a_webhook_are_not_shown(tidelog: Run) -> None:
+    tidelog("topic", "create", "quiet", "--notify", "https://hooks.example/T0/xyz")
+    for more in ((), ("--json",)):
+        shown = tidelog("topic", "show", "quiet", *more).out.decode()
+        assert "hooks.example" in shown
+        assert not any(secret in shown for secret in ("T0", "xyz")), shown

@@ -167,6 +167,16 @@ def test_services_have_few_rights(path: Path, tmp_path: Path) -> None:
     assert "UMask=0077" in text
 
 
+def test_steps_create_the_home_before_its_services_start() -> None:
+    """Otherwise they would restart for ever; and its files are the service's own."""
+    steps = (ROOT / "docs" / "deploy.md").read_text()
+    made = steps.index("tidelog --home /var/lib/tidelog/home init")
+    assert made < steps.index("systemctl enable")
+    for unit in UNITS:
+        if unit.suffix == ".service":
+            assert "UMask=0077" in unit.read_text(), unit.name
+
+
 def locked(path: Path) -> dict[str, tuple[str, set[str]]]:
     """The packages of a lock, with their versions and hashes."""
     found: dict[str, tuple[str, set[str]]] = {}

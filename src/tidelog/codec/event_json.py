@@ -8,9 +8,9 @@ One event is one object on one line::
 Bytes (key, value, and the values of headers) are text if they are valid UTF-8, and otherwise
 ``{"base64": "..."}``. A value that is read may also be any other JSON, such as ``{"amount": 12}``,
 and is kept as it is written. A value of null is a tombstone. Only ``value`` is required when read
-back; ``timestamp`` may also be whole milliseconds, and the position is ignored. A dead letter also
-has its ``error``. Rows of any other columns become objects with the same bytes and times
-(:func:`plain_rows`).
+back; ``timestamp`` may also be whole milliseconds, and the position is ignored, whatever it is. If
+a name is given more than once, the last one counts. A dead letter also has its ``error``. Rows of
+any other columns become objects with the same bytes and times (:func:`plain_rows`).
 
 It also reads lists of ids, one per line, for commands and forms that erase. Any text is a valid id,
 even with line breaks, so a list of plain lines cannot contain every id. A line is the id itself,
@@ -108,8 +108,8 @@ class _JsonValueLine(_EventLine, forbid_unknown_fields=True, gc=False):
 _NULL = msgspec.Raw(b"null")
 
 
-class _LongLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The fields of a long line, none of them parsed."""
+class _RawLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The fields of a line, none of them parsed. Of several with one name, it has the last."""
 
     value: msgspec.Raw
     key: msgspec.Raw = _NULL
@@ -128,7 +128,7 @@ _encoder = msgspec.json.Encoder()
 _stored = msgspec.json.Decoder(_StoredEvent)
 _given = msgspec.json.Decoder(_EventLine)
 _given_any = msgspec.json.Decoder(_JsonValueLine)
-_given_long = msgspec.json.Decoder(_LongLine)
+_given_raw = msgspec.json.Decoder(_RawLine)
 _of_text = msgspec.json.Decoder(_Text | None)
 _any = msgspec.json.Decoder()
 _EXPECTED = {  # what errors say about fields of another type
@@ -186,12 +186,14 @@ def event_of_line(line: bytes, bytes_max: int | None = None) -> Event:
 
     A long line is parsed field by field. So no single call takes long, and neither headers beyond
     their number nor a JSON value beyond ``bytes_max`` take memory. Others check the event's size.
+    A short line is parsed at once, which is faster, and only if that fails field by field: lines
+    of both kinds are accepted by the same rules.
     """
     check_json_depth(line)
     if len(line) > _LONG_BYTES:
-        given, value = _fields_of_long(line, bytes_max)
+        given, value = _fields_by_name(line, bytes_max)
     else:
-        given, value = _fields_of(line)
+        given, value = _fields_of_short(line)
     time = given.timestamp
     if isinstance(time, float):  # JSON has one kind of number: 5.0 is a whole one
         if not time.is_integer():
@@ -207,19 +209,14 @@ def event_of_line(line: bytes, bytes_max: int | None = None) -> Event:
     )
 
 
-def _fields_of_long(line: bytes, bytes_max: int | None) -> tuple[_EventLine, bytes | None]:
-    """Returns the fields of a long line, and its value."""
+def _fields_by_name(line: bytes, bytes_max: int | None = None) -> tuple[_EventLine, bytes | None]:
+    """Returns the fields of a line, each parsed by itself, and its value."""
     try:
-        long = _given_long.decode(line)
-        headers = bytes(long.headers)
-        if headers.startswith(b"["):
-            check_header_count(json_items(headers))
-        names = ("key", "id", "timestamp", "type", "headers")
-        rest = b",".join(b'"%s":%s' % (name.encode(), bytes(getattr(long, name))) for name in names)
-        given = _given.decode(b'{"value":null,%s}' % rest)
+        raw = _raw_of(line)
+        given = _typed(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise InvalidError(f"is not an event as JSON: {_event_problem(line, exc)}") from exc
-    text = bytes(long.value).strip()
+    text = bytes(raw.value).strip()
     value: bytes | None
     try:
         return given, _bytes_of(_of_text.decode(text))
@@ -235,28 +232,54 @@ def _fields_of_long(line: bytes, bytes_max: int | None) -> tuple[_EventLine, byt
     return given, value
 
 
-def _fields_of(line: bytes) -> tuple[_EventLine, bytes | None]:
+def _raw_of(line: bytes) -> _RawLine:
+    """Returns the fields of a line as they are written. Raises ``msgspec``'s errors."""
+    _check_text(line)
+    return _given_raw.decode(line)
+
+
+def _check_text(line: bytes) -> None:
+    """Raises ``UnicodeDecodeError``: ``msgspec`` checks only the strings that it parses."""
+    bytes(line).decode()
+
+
+def _typed(raw: _RawLine) -> _EventLine:
+    """Returns all fields except value and position. Raises ``msgspec``'s, and ``InvalidError``."""
+    headers = bytes(raw.headers)
+    if headers.startswith(b"["):
+        check_header_count(json_items(headers))
+    names = ("key", "id", "timestamp", "type", "headers")
+    rest = b",".join(b'"%s":%s' % (name.encode(), bytes(getattr(raw, name))) for name in names)
+    return _given.decode(b'{"value":null,%s}' % rest)
+
+
+def _fields_of_short(line: bytes) -> tuple[_EventLine, bytes | None]:
     """Returns the fields of a line, and its value."""
-    value: bytes | None
+    error: Exception
     try:
         given = _given.decode(line)
-        value = _bytes_of(given.value)
+        return given, _bytes_of(given.value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        try:
-            given = _given_any.decode(line)
-            value = _json_value(bytes(given.value).strip())
-        except (msgspec.MsgspecError, UnicodeDecodeError) as other:  # another field is wrong
-            raise InvalidError(f"is not an event as JSON: {_event_problem(line, other)}") from other
-        if value is None:
-            raise InvalidError(f"is not an event as JSON: {_event_problem(line, exc)}") from exc
-    return given, value
+        error = exc
+    try:
+        _check_text(line)
+        given = _given_any.decode(line)
+        value = _json_value(bytes(given.value).strip())
+        if value is not None:
+            return given, value
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:  # another field is wrong
+        error = exc
+    try:  # what is wrong may be a field that does not count
+        return _fields_by_name(line)
+    except InvalidError:
+        raise InvalidError(f"is not an event as JSON: {_event_problem(line, error)}") from error
 
 
 def is_event_line(line: bytes) -> bool:
     """Returns whether a text has the form of an event as JSON: a value, and no unknown field."""
     try:
-        _given_any.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        _typed(_raw_of(line))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, InvalidError):
         return False
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import json
@@ -11,6 +12,7 @@ import socket
 import stat
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from tidelog import InvalidError
 from tidelog.cli.commands.serve import serve
 from tidelog.cli.commands.up import _FLAGS, _PASSED, _REPEATED, _of_server, up
 from tidelog.clock import SystemClock
-from tidelog.server.http.metrics import AccessLog
+from tidelog.errors import UnavailableError
+from tidelog.server.http.metrics import AccessLog, ErrorLog
 
 PATHS = (
     "/topics",
@@ -209,6 +212,74 @@ def test_an_access_log_goes_on_after_standard_error_was_full(
     until(lambda: "/kept" in full.text)
     log.close()
     assert json.loads(full.text)["dropped"] == 1
+
+
+@contextlib.contextmanager
+def unread_pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Makes standard error a pipe that is full, as nothing reads it. Gives its other end."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4_096)
+    os.set_blocking(writer, True)
+    with open(writer, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        try:
+            yield reader
+        finally:
+            drained(reader)  # so that what waits can end
+    os.close(reader)
+
+
+def drained(reader: int) -> bytes:
+    """All that is in a pipe now."""
+    os.set_blocking(reader, False)
+    found = b""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            found += os.read(reader, 65_536)
+    return found
+
+
+def test_no_error_waits_for_a_standard_error_that_nothing_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = ErrorLog(SystemClock())
+
+    def add(message: str) -> None:
+        thread = threading.Thread(target=log.add, args=(UnavailableError(message),), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive(), "it waits for the reader"
+
+    with unread_pipe(monkeypatch) as reader:
+        add("lost")
+        drained(reader)
+        add("x" * 10_000)
+        add("kept")
+        long, kept = drained(reader).decode().splitlines()
+    assert long.startswith("error: unavailable: xxx")
+    assert len(long) < 4_096, "what a pipe takes at once"
+    assert kept.startswith("error: unavailable: kept")
+
+
+def test_an_access_log_drops_lines_for_a_standard_error_that_nothing_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tidelog.server.http.metrics._ROOM_S", 0.1)
+    fields = {"operation": "get", "status": 200}
+    with unread_pipe(monkeypatch) as reader:
+        log = AccessLog("-", SystemClock())
+        log.note(path="/lost", **fields)
+        until(lambda: log._dropped == 1, seconds=20)
+        drained(reader)
+        log.note(path="/kept/" + "\U000e0001" * 500, **fields)
+        log.close()
+        rows = drained(reader).splitlines()
+    row = json.loads(next(each for each in rows if b"/kept" in each))
+    assert row["dropped"] == 1
+    assert max(map(len, rows)) < 4_096
 
 
 def test_an_access_log_goes_on_after_any_error(

@@ -17,7 +17,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.connectors.test_forward import Target
 from tests.support.serving import Served, serving
+from tidelog import Forwarder
 from tidelog.playback import pages
 from tidelog.server.api import read
 
@@ -70,6 +72,48 @@ def test_no_request_holds_the_loop(tmp_path: Path, steps: list[float]) -> None:
                     break
             print(f"{name}: {longest_s * 1000:.1f} ms")
             assert longest_s <= STEP_S_MAX, name
+
+
+def test_no_update_holds_the_loop(tmp_path: Path, steps: list[float]) -> None:
+    """Its body may look like an event, whose parts would take long to make and to free."""
+    typed = {"content-type": "application/json"}
+    position = b'{"value":1,"topic":[%s[]]}' % (b"[]," * 330_000)
+    headers = b'{"value":1,"headers":[%s["",""]]}' % (b'["",""],' * 120_000)
+    with serving(tmp_path) as served:
+        served.post({"value": "x", "id": "a"})
+        for body, status in ((position, 400), (headers, 200)):
+            for _ in range(ROUNDS):
+                steps.clear()
+                answer = served.client.put("/topics/t/ids/a", content=body, headers=typed)
+                assert answer.status_code == status
+                if max(steps) <= STEP_S_MAX:
+                    break
+            print(f"an update: {max(steps) * 1000:.1f} ms")
+            assert max(steps) <= STEP_S_MAX
+
+
+def test_no_forwarded_body_holds_the_loop(
+    tmp_path: Path, steps: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while its events enter the buffer, nor when they are freed."""
+    target, count = Target(), 60_000
+    monkeypatch.setattr(target, "lot_events", count)
+    monkeypatch.setattr(
+        "tidelog.server.api.forward.open_forwarder",
+        lambda url, environ: Forwarder(url, target.open),
+    )
+    typed = {"content-type": "application/x-ndjson"}
+    with serving(tmp_path, forward=("f=kinesis://clicks",)) as served:
+        for _ in range(ROUNDS):
+            steps.clear()
+            answer = served.client.post(
+                "/topics/f/events", content=b'{"value":"x"}\n' * count, headers=typed
+            )
+            assert answer.json()["forwarded"] == count
+            if max(steps) <= STEP_S_MAX:
+                break
+        print(f"a forwarded body: {max(steps) * 1000:.1f} ms")
+        assert max(steps) <= STEP_S_MAX
 
 
 def test_pages_become_json_one_at_a_time_and_away_from_the_loop(

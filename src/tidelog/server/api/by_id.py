@@ -111,15 +111,16 @@ class ByIdHandlers:
                     f"body: has {len(value)} bytes, a value at most {bytes_max}",
                     bytes_max=bytes_max,
                 )
-            if content_type(headers) == b"application/json" and is_event_line(value):
-                raise InvalidError(
-                    "body: is an event as JSON, but an update needs the new value alone: send the "
-                    "value without the event around it, or, if these bytes are the value, send "
-                    "them as application/octet-stream"
-                )
             why, who = request.query_params.get("why", ""), request.scope[WHO]
+            is_json = content_type(headers) == b"application/json"
 
             def update() -> None:
+                if is_json and is_event_line(value):
+                    raise InvalidError(
+                        "body: is an event as JSON, but an update needs the new value alone: send "
+                        "the value without the event around it, or, if these bytes are the value, "
+                        "send them as application/octet-stream"
+                    )
                 self._check(admission)  # the body, or the turn at a thread, may have taken long
                 self._home.update(topic, event_id, value, why=why, who=who)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 
 from tidelog.connectors.forward import Forwarder, open_forwarder
@@ -89,12 +89,16 @@ class Forwards:
                 raise InvalidError(
                     f"header {each}: is for topics, and `{name}` is forwarded: leave it out"
                 )
-        events = await self._ingest.events_of(headers, body, charge, admission)
-        return await self.send(self._open[name], events)
+        forwarder = self._open[name]
+        events = await self._ingest.events_of(headers, body, charge)
+        call = await self._ingest.hand_over(events, admission, forwarder.send_soon)
+        return await self._acknowledged(forwarder, call)
 
-    async def send(self, forwarder: Forwarder, events: Sequence[Event]) -> int:
-        """Waits until the target has acknowledged events."""
-        call = forwarder.send_soon(events)
+    async def send(self, forwarder: Forwarder, event: Event) -> None:
+        """Waits until the target has acknowledged an event."""
+        await self._acknowledged(forwarder, forwarder.send_soon([event]))
+
+    async def _acknowledged(self, forwarder: Forwarder, call: Future[int]) -> int:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(call), limits.FORWARD_S)
         except TimeoutError:

@@ -136,7 +136,7 @@ class Ingest:
         return events
 
     async def events_of(
-        self, headers: Headers, body: bytes, charge: Callable[[int], None], admission: Admission
+        self, headers: Headers, body: bytes, charge: Callable[[int], None]
     ) -> list[Event]:
         """Returns the events of a body, each within its limits; the rest as in :meth:`append`."""
 
@@ -144,7 +144,6 @@ class Ingest:
             events = self._events(headers, body)
             for event in events:
                 self.check(event)
-            self._check_admission(admission)
             return events
 
         if len(body) <= _SMALL_BYTES and (count := _events_at_most(headers, body)) <= _FEW_EVENTS:
@@ -153,6 +152,25 @@ class Ingest:
         charge(len(body) + EVENT_BYTES * count)
         events = await self._run(count + len(body) // _WORK_BYTES, parse)
         return await self._charged(events, charge)
+
+    async def hand_over(
+        self, events: list[Event], admission: Admission, take: Callable[[list[Event]], T]
+    ) -> T:
+        """Returns what ``take`` returns for events; in a thread if they are many, and frees them.
+
+        ``admission`` is checked again just before, since a turn at a thread may take long.
+        """
+
+        def checked() -> T:
+            self._check_admission(admission)
+            return take(events)
+
+        if not _are_many(events):
+            return checked()
+        try:
+            return await self._run(len(events), checked)
+        finally:
+            self._free(events)
 
     async def answer(self, topic: str, positions: Sequence[Position]) -> bytes:
         """Returns the body of a success: the positions of the events."""

@@ -99,7 +99,7 @@ class Pixels:
     async def _forward(self, forwarder: Forwarder, event: Event, durable: bool) -> None:
         self._ingest.check(event)
         if durable:
-            await self._forwards.send(forwarder, [event])
+            await self._forwards.send(forwarder, event)
         else:
             self._forwards.send_unconfirmed(forwarder, event)
 

@@ -9,7 +9,8 @@ method, the path, the operation, the status and the milliseconds. It has no quer
 a token, and no id of an event, as that may be personal data, which an erasure does not find here. A
 thread writes lines, so that no request waits for a disk; when more wait than it may hold, some are
 dropped, and the next line counts them. The file is opened again for each write, so it can be
-rotated; only its owner can read it.
+rotated; only its owner can read it. Standard error may be a pipe that nothing reads any more: lines
+for which it has no room are dropped, so no request waits for it either.
 
 **Health.** ``/healthz`` says that the process answers, ``/readyz`` that store and catalog do too.
 
@@ -22,14 +23,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import re
+import select
 import sys
 import threading
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -220,14 +223,41 @@ class ErrorLog:
         self._unsaid = 0
 
 
-def say(line: str) -> None:
-    """Prints a line on standard error, or nothing if that cannot be written.
+# Held from a look at the room of standard error until its use, so that no thread waits there.
+_saying = threading.Lock()
+_PIECE_BYTES = 4_096  # that a pipe with any room takes at once: PIPE_BUF
 
-    A full disk or a closed pipe must end neither a request nor what is done again and again, such
-    as reading the tokens.
+
+def say(line: str) -> None:
+    """Prints a line on standard error, or nothing if that cannot be written, or not at once.
+
+    A full disk, a closed pipe, or one that nothing reads must end neither a request nor what is
+    done again and again, such as reading the tokens.
     """
+    data = line.encode(errors="backslashreplace")[: _PIECE_BYTES - 1] + b"\n"
     with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
-        print(line, file=sys.stderr, flush=True)
+        _write_at_once(data)
+
+
+def _write_at_once(data: bytes) -> bool:
+    """Writes up to ``_PIECE_BYTES`` to standard error. Returns False if it has no room for them."""
+    with _saying:
+        if not _has_room(0.0):
+            return False
+        sys.stderr.write(data.decode(errors="replace"))
+        sys.stderr.flush()
+        return True
+
+
+def _has_room(wait_s: float) -> bool:
+    """Waits until standard error has room for a piece. Returns False if it has none in time."""
+    try:
+        file = sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # not a file of the system
+        return True
+    poll = select.poll()
+    poll.register(file, select.POLLOUT)
+    return bool(poll.poll(max(0.0, wait_s) * 1000))
 
 
 def _visible(char: str) -> str:
@@ -242,7 +272,10 @@ def _json_visible(char: str) -> str:
 
 _LINES_MAX = 20_000  # that wait to be written
 _EVERY_S = 0.2
+_ROOM_S = 2.0  # in which standard error takes the lines of one write; the rest is dropped
+_CLOSE_S = 10.0  # in which what is left is written at the end
 _PATH_MAX = 500  # characters
+_PATH_SHORT = 150  # the same where each of them needs many bytes
 _IDS = re.compile(r"^(/topics/[^/]*/ids/)[\s\S]*")
 # In a path that leads nowhere: what follows `ids`, or the third name.
 _LIKE_IDS = re.compile(r"(\bids\b/?)[\s\S]+", re.IGNORECASE)
@@ -279,9 +312,9 @@ class AccessLog:
         self._lines.append({"at_ms": self._clock.now_ms(), **fields})
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes what is left, unless that takes long: a file may be a pipe that nothing reads."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         stopped = False
@@ -314,10 +347,11 @@ class AccessLog:
         at = to_iso(fields.pop("at_ms"))
         fields["path"] = _without_ids(**fields)
         more = {"dropped": dropped} if dropped else {}
-        line = msgspec.json.encode({"time": at, **fields, **more}).decode()
-        if not line.isprintable():
-            line = "".join(map(_json_visible, line))
-        return line.encode() + b"\n"
+        line = _json_line({"time": at, **fields, **more})
+        if len(line) > _PIECE_BYTES:
+            fields["path"] = fields["path"][:_PATH_SHORT]
+            line = _json_line({"time": at, **fields, **more})
+        return line
 
     def _write(self, lines: list[bytes], telling: int = 0) -> None:
         """Writes lines. Counts those that a full disk refuses, and leaves no half of one.
@@ -328,8 +362,12 @@ class AccessLog:
         try:
             data = b"".join(lines)
             if self._path == "-":
-                sys.stderr.write(data.decode())
-                sys.stderr.flush()
+                until_s = self._clock.monotonic_s() + _ROOM_S
+                for piece in _pieces(lines):
+                    while not _write_at_once(piece):
+                        if not _has_room(until_s - self._clock.monotonic_s()):
+                            raise OSError(errno.EAGAIN, "standard error has no room")
+                    at += len(piece)
                 self._told += telling
                 return
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -350,6 +388,25 @@ class AccessLog:
             self._dropped += len(lines) - written
             self._told += telling if written else 0
             raise
+
+
+def _json_line(fields: dict[str, Any]) -> bytes:
+    line = msgspec.json.encode(fields).decode()
+    if not line.isprintable():
+        line = "".join(map(_json_visible, line))
+    return line.encode() + b"\n"
+
+
+def _pieces(lines: list[bytes]) -> Iterator[bytes]:
+    """Yields whole lines together, up to ``_PIECE_BYTES``."""
+    piece = b""
+    for line in lines:
+        if piece and len(piece) + len(line) > _PIECE_BYTES:
+            yield piece
+            piece = b""
+        piece += line
+    if piece:
+        yield piece
 
 
 def _without_ids(path: str, operation: str, status: int, **others: object) -> str:
