@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tidelog.catalog.base import ABSENT, Change, Check, Put
-from tidelog.catalog.update import attempts
+from tidelog.catalog.update import pause, rounds
 from tidelog.clock import looks
 from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites
@@ -60,7 +60,7 @@ def write_held(context: Context, where: str, what: str, held: Put, *others: Chan
     context = sent.tracked(context)
     lost = UnavailableError("replies keep getting lost")
     with sent.unknown_if_any(what, "try again"):
-        for _ in attempts(context, lost, _LOST_REPLIES):
+        for number in rounds(_LOST_REPLIES.attempts, lost):
             try:
                 context.catalog.write(where, held, *others, write_id=write_id)
             except ConflictError:
@@ -70,6 +70,7 @@ def write_held(context: Context, where: str, what: str, held: Put, *others: Chan
                 if found is None or found.version not in (held.expect, write_id):
                     return None
                 if found.version != write_id:
+                    pause(context, number, _LOST_REPLIES)
                     continue
             return write_id
         raise lost
@@ -87,10 +88,11 @@ def write_repeatedly(context: Context, where: str, *changes: Change) -> str:
     context = sent.tracked(context)
     lost = UnavailableError("replies keep getting lost")
     with sent.unknown_if_any(f"write to `{where}`", "try again"):
-        for _ in attempts(context, lost, context.backoff):
+        for number in rounds(context.backoff.attempts, lost):
             with contextlib.suppress(UnknownOutcomeError):
                 context.catalog.write(where, *changes, write_id=write_id)
                 break
+            pause(context, number, context.backoff)
     return write_id
 
 

@@ -47,7 +47,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Check, Delete, Put, Row
-from tidelog.catalog.update import RACE, Decision, Rows, attempts, pause, rounds, update
+from tidelog.catalog.update import RACE, Decision, Rows, attempts, rounds, update
 from tidelog.codec.segment import Piece, Segment
 from tidelog.context import Context
 from tidelog.errors import (
@@ -228,7 +228,9 @@ class Appender:
         busy = UnavailableError(
             f"partition `{self._topic.name}/{piece.partition}`: too many writers at once: try again"
         )
-        for number in rounds(RACE.attempts, busy):
+        delays_s = RACE.delays_s(self._context.random)
+        for _ in rounds(RACE.attempts, busy):
+            delay_s = next(delays_s, 0.0)
             self._check_fence(piece.partition)
             head, head_version = self._head(piece.partition)
             last = self.last_sequence(piece.partition)
@@ -257,17 +259,17 @@ class Appender:
                 which = self._topic.incarnation
                 self._context.wakeups.committed(which, piece.partition, plan.head.next)
                 return plan.batch.base, stored
-            is_stale = self._wait_to_repeat(number, is_stale)
+            is_stale = self._wait_to_repeat(delay_s, is_stale)
         raise busy
 
-    def _wait_to_repeat(self, number: int, was_stale: bool) -> bool:
+    def _wait_to_repeat(self, delay_s: float, was_stale: bool) -> bool:
         """Waits after every second conflict; returns whether our copy of the rows is stale now.
 
         The rows that a conflict returns after a wait are used at once. Waiting first would let a
         busy writer change them again, each time, until all attempts are used up.
         """
         if not was_stale:
-            pause(self._context, number)
+            self._context.clock.sleep(delay_s)
         return not was_stale
 
     def check_head(self, partition: int, head: Head) -> None:
