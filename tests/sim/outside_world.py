@@ -1,9 +1,9 @@
 """Generations built of a folder outside of the home, which has events that no archive has.
 
 The folder is a copy of the topic's first events. The topic trimmed most of them before any archive
-was created. Events are deleted by key, while generations are built of the folder, promoted and
-dropped. Deletes are slow between their search of the archives and their record, so many of these
-generations begin in between.
+was created. Events are deleted by key, most of them when only archives hold events of that key.
+Deletes are slow between their search of the archives and their record. Generations are built of the
+folder, most of them in between, and these are promoted; the others are dropped.
 
 A delete that has found an event of a key is a fact about all older ones: no live generation has
 any of them in the end, whenever it was built.
@@ -22,7 +22,7 @@ import pytest
 from tests.sim.archive_world import BY_DAY, BY_MINUTE
 from tests.sim.archive_worlds import WHY
 from tests.sim.journal_home import KEYS, PARTITIONS
-from tests.sim.journal_raw import Raw
+from tests.sim.journal_raw import TRIMMED, Raw
 from tests.sim.returns_world import ReturnsDone, ReturnsWorld
 from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
@@ -49,13 +49,18 @@ class OutsideWorld(ReturnsWorld):
         self.done: ReturnsDone = ReturnsDone()
         self.kinds = {"erase", "build"}
         self.copied: dict[int, pa.RecordBatch] = {}
+        self.searching = 0  # deletes that have searched the archives
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         super()._patch(patch)
         settled = from_archives.settled_offsets
 
         def settle_slowly(context: Context, topic: Topic) -> Any:
-            context.clock.sleep(self.random.uniform(0, 6))
+            self.searching += 1
+            try:
+                context.clock.sleep(self.random.uniform(0, 10))
+            finally:
+                self.searching -= 1
             return settled(context, topic)
 
         patch.setattr(from_archives, "settled_offsets", settle_slowly)
@@ -80,7 +85,17 @@ class OutsideWorld(ReturnsWorld):
         )
 
     def some_mark(self) -> tuple[bytes | None, str]:
-        return f"k{self.random.randrange(KEYS)}".encode(), ""
+        """A key; most often one of which the topic has no event."""
+        keys = {f"k{number}".encode() for number in range(KEYS)}
+        own = [place for place in self.truth.events if place[0] == self.topic.incarnation]
+        left = keys - {
+            self.truth.events[place].key for place in own if self.truth.now(place) is not TRIMMED
+        }
+        return self.random.choice(sorted(left if left and self.chance(0.8) else keys)), ""
+
+    def send_again(self, home: Home, key: bytes | None, event_id: str) -> None:
+        if self.chance(0.3):  # else archives alone have events of most keys
+            super().send_again(home, key, event_id)
 
     def delete_all(self, home: Home, key: bytes | None, event_id: str) -> None:
         assert key is not None
@@ -97,10 +112,14 @@ class OutsideWorld(ReturnsWorld):
             self.done.only_archived += bool(deleted.archived)
 
     def change_generation(self, home: Home) -> None:
-        """Build a generation of the folder; most of them are dropped, so others bring its events.
+        """Build a generation of the folder while a delete is slow, most often, and promote that.
 
-        A later one reads the live generation's source, as any other.
+        Later ones read the live generation's source, as any other.
         """
+        for _ in range(self.random.choice([0, 40, 40])):
+            if not self.searching:
+                home.context.clock.sleep(0.5)
+        is_beside = bool(self.searching)
         archive = find_archive(home.context, "day")
         other = self.random.choice([BY_DAY, BY_MINUTE])
         if not archive.format_of().source:
@@ -109,7 +128,7 @@ class OutsideWorld(ReturnsWorld):
         _, number = begin_backfill(home.context, "day", written_as)
         self.done.backfills += 1
         self.drive(home, "day", number)
-        if self.chance(0.5):
+        if self.chance(0.8 if is_beside else 0.2):
             promote(home.context, "day")
             self.done.promoted += 1
         else:
