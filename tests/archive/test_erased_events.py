@@ -332,6 +332,32 @@ def test_delete_beside_a_backfill_from_a_copied_folder_finds_what_that_brings(
     assert ids(home, home.archives.get("daily").info) == ["x"]
 
 
+@pytest.mark.parametrize("is_promoted", [False, True])
+def test_delete_finds_what_a_backfill_brings_that_begins_before_its_record(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_promoted: bool
+) -> None:
+    source = trimmed_after_a_copy(home, tmp_path / "copied")
+    drive(home, an_archive(home, "daily", "topic:t"))
+    home.trim("t", ToOffsets({0: 3}))
+    recorded, records = from_archives.erase_found, list[int]()
+
+    def build_before_the_record(*given: Any) -> None:
+        records.append(1)
+        if records == [1]:
+            how = ArchiveFormat(source=source, start="earliest")
+            drive(home, *begin_backfill(home.context, "daily", how))
+            if is_promoted:
+                promote(home.context, "daily")
+        recorded(*given)
+
+    monkeypatch.setattr(from_archives, "erase_found", build_before_the_record)
+    assert home.delete_key("t", b"k").archived == 2
+    purge_once(home.context, home.topic("t"), grace_ms=0)
+    if not is_promoted:
+        promote(home.context, "daily")
+    assert ids(home, find_archive(home.context, "daily")) == ["x"]
+
+
 @pytest.mark.parametrize("deleted", [False, True])
 def test_event_without_a_known_place_is_erased_from_all_partitions(
     home: Home, deleted: bool

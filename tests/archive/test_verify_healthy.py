@@ -12,7 +12,6 @@ from tidelog import Event, Home
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.archive.verify_checks import SourceCheck
-from tidelog.connectors.by_url import source_at
 from tidelog.coordination.audit import Why
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import read_progress
@@ -24,10 +23,9 @@ from tidelog.model.pipeline import Gap, Manifest
 __all__ = ["home"]
 
 
-def problems(home: Home, name: str = "daily") -> list[str]:
-    report = verify_archive(
-        home.context, home.archives.get(name).info, ArchiveVerifyOptions(deep=True, source=True)
-    )
+def problems(home: Home, name: str = "daily", generation: int | None = None) -> list[str]:
+    how = ArchiveVerifyOptions(generation, deep=True, source=True)
+    report = verify_archive(home.context, home.archives.get(name).info, how)
     return [f"{each.where}: {each.what}" for each in report.problems]
 
 
@@ -85,6 +83,50 @@ def test_partition_that_ended_as_was_accepted_is_healthy(home: Home, more: int) 
     assert problems(home) == []
 
 
+def test_deletes_from_a_topic_that_was_created_again_since_are_healthy(home: Home) -> None:
+    home.append("t", [Event(b"x", id=f"e{n}") for n in range(6)])
+    home.delete("t", ["e1", "e2"])
+    archive = an_archive(home)
+    drive(home, archive)
+    home.delete_topic("t")
+    home.create_topic("t", 1)
+    fill(home, 9)
+    drive(home, archive, accept_loss=True)
+    assert problems(home) == []
+
+
+def test_kept_generation_of_a_partition_that_ended_is_healthy(home: Home) -> None:
+    fill(home, 5)
+    drive(home, an_archive(home))
+    archive = built(home)
+    home.delete_topic("t")
+    home.create_topic("t", 1)
+    fill(home, 3)
+    assert all(
+        any("it is another" in each for each in problems(home, generation=n)) for n in (1, 2)
+    )
+    drive(home, archive, accept_loss=True)
+    assert problems(home, generation=1) == problems(home, generation=2) == []
+
+
+def test_generation_that_was_built_from_a_shorter_backup_is_healthy(home: Home) -> None:
+    fill(home, 5)
+    drive(home, an_archive(home, "backup"))
+    fill(home, 5, first=5)
+    archive = an_archive(home)
+    drive(home, archive)
+    trim(home, 10)
+    for generation in (2, 3):
+        source = "archive:backup" if generation == 2 else ""
+        archive, _ = begin_backfill(home.context, "daily", ArchiveFormat(source=source))
+        drive(home, archive, generation)
+        assert problems(home, generation=generation) == []
+        archive = promote(home.context, "daily")
+        fill(home, 5)
+        drive(home, archive)
+        assert [problems(home, generation=n) for n in archive.formats] == [[]] * generation
+
+
 @pytest.fixture
 def range_of_topic(home: Home) -> Manifest:
     """A range of 10 events of a topic from which nothing was deleted."""
@@ -97,7 +139,7 @@ def range_of_topic(home: Home) -> Manifest:
 
 def found(home: Home, manifest: Manifest, **changes: object) -> list[str]:
     changed = msgspec.structs.replace(manifest, **changes)
-    check = SourceCheck(source_at(home.context, "topic:t"), "daily")
+    check = SourceCheck(home.context, find_archive(home.context, "daily"), 1)
     return [each.what for each in check.count(changed)]
 
 
@@ -115,7 +157,7 @@ def test_source_that_grew_while_it_was_verified_is_the_same(home: Home) -> None:
     fill(home, 10)
     archive = an_archive(home)
     drive(home, archive)
-    check = SourceCheck(source_at(home.context, "topic:t"), "daily")
+    check = SourceCheck(home.context, find_archive(home.context, "daily"), 1)
     fill(home, 5)
     drive(home, archive)
     head = read_progress(home.context, archive.pipeline(), "t/0")

@@ -214,8 +214,15 @@ def chain(home: Home) -> tuple[ArchiveHandle, ArchiveHandle]:
     return first, second
 
 
-def test_archive_does_not_move_back_below_what_another_has_read(home: Home) -> None:
+@pytest.mark.parametrize("is_built", [False, True])
+def test_archive_does_not_move_back_below_what_another_has_read(home: Home, is_built: bool) -> None:
     first, second = chain(home)
+    if is_built:  # from another source; it reads on from the first archive
+        second.seek(10, "from/0")
+        second.backfill(source="topic:from", format="avro")
+        second.promote()
+        second.run()
+        assert gaps(second) == [("10", "20", "upstream", 10)]
     with pytest.raises(InvalidError, match="archive `copy` has read it up to 20, and would miss"):
         first.seek(10, "0")
     assert gaps(first) == [("10", "20", "seek", 10)]

@@ -37,6 +37,7 @@ from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWor
 from tests.sim.late_world import FoldersWorld, LateWorld
 from tests.sim.lifecycle import LifecycleWorld
 from tests.sim.moves_world import MovesWorld
+from tests.sim.outside_world import OutsideWorld
 from tests.sim.planted import SEEDS_MAX
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.rebalance import RebalanceWorld
@@ -87,6 +88,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "backups": BackupsWorld,
     "transforms": TransformsWorld,
     "returns": ReturnsWorld,
+    "outside": OutsideWorld,
     "rotation": RotationWorld,
 }
 PLANTED: dict[str, tuple[str, Mapping[str, Any], Callable[[Any, int], bool]]] = {

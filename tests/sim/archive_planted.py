@@ -38,6 +38,7 @@ from tests.sim.backups_world import BackupsWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.late_world import FoldersWorld, LateWorld
 from tests.sim.moves_world import MovesWorld
+from tests.sim.outside_world import OutsideWorld
 from tests.sim.returns_world import ReturnsWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedWorld
@@ -584,5 +585,8 @@ BUGS: Mapping[str, Bug] = {
     ),
     "deletes count up to a time": Bug(
         "P4a", dropped_planted.deletes_count_up_to_a_time, ReturnsWorld
+    ),
+    "a delete lists generations once": Bug(
+        "P5a", dropped_planted.delete_lists_generations_once, OutsideWorld
     ),
 }

@@ -8,8 +8,13 @@ import pytest
 
 from tidelog.archive.coverage import DroppedEvents
 from tidelog.archive.erased_events import _FoundDeletions
+from tidelog.erasure import from_archives
 
-__all__ = ["deletes_count_up_to_a_time", "dropped_events_excuse_lost_ones"]
+__all__ = [
+    "delete_lists_generations_once",
+    "deletes_count_up_to_a_time",
+    "dropped_events_excuse_lost_ones",
+]
 
 Patch = pytest.MonkeyPatch
 
@@ -28,3 +33,14 @@ def deletes_count_up_to_a_time(patch: Patch) -> None:
         self.enter(record, list(events) if record.key else named)
 
     patch.setattr(_FoundDeletions, "enter_unplaced", enter)
+
+
+def delete_lists_generations_once(patch: Patch) -> None:
+    """A delete does not search a generation that has begun since it listed the archives."""
+
+    def listed_before(context: Any, topic: Any, first: Any) -> list[Any]:
+        states = ((each, each[0].state_of(each[1])) for each in first)
+        built = [each for each, state in states if state == "building"]
+        return [each for each in built if from_archives._is_from_outside(*each)]
+
+    patch.setattr(from_archives, "_built_from_outside", listed_before)

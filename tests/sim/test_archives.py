@@ -22,6 +22,7 @@ from tests.sim.backups_world import BackupsWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.late_world import LateWorld
 from tests.sim.moves_world import MovesWorld
+from tests.sim.outside_world import OutsideWorld
 from tests.sim.returns_world import ReturnsWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedDone, StagedWorld
@@ -42,6 +43,7 @@ FOCUSED = (
     MarkersWorld,
     TransformsWorld,
     ReturnsWorld,
+    OutsideWorld,
 )
 # Seeds of these take less than a second.
 SHORT = (ArchivesWorld, CutsWorld, StagedWorld)
@@ -153,6 +155,7 @@ def test_focused_worlds_get_done_what_they_are_for() -> None:
     assert min(done[TransformsWorld][name] for name in ("promoted", "rolled_back", "lost"))
     returned = ("returned_ids", "returned_keys", "only_archived", "promoted", "remade")
     assert min(done[ReturnsWorld][name] for name in returned)
+    assert min(done[OutsideWorld][name] for name in ("promoted", "dropped", "only_archived"))
 
 
 def documented_bugs() -> list[tuple[str, ...]]:

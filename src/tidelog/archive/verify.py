@@ -46,7 +46,7 @@ from tidelog.catalog.base import Row
 from tidelog.catalog.update import read_if_stable
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.connectors.archive.staging import is_published
-from tidelog.connectors.by_url import source_at, store_at
+from tidelog.connectors.by_url import store_at
 from tidelog.context import Context
 from tidelog.coordination.commits import Manifests, load_manifest, read_commits
 from tidelog.coordination.pipeline_rows import (
@@ -63,7 +63,6 @@ from tidelog.model.archive import Account, Archive, DateFolder, encode_success
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress
 from tidelog.pipeline.date_folders import DateFolders, FolderCounter, FolderFiles
-from tidelog.pipeline.source_partitions import track
 from tidelog.store.base import Store
 from tidelog.tasks import Pool
 
@@ -239,14 +238,8 @@ class _VerifyLook:
         self._named: set[str] = set()  # by manifests of commits
         self._coming: set[str] = set()  # by those of intents
         self._unread = 0  # missing or damaged manifests, whose files are unknown
-        is_live = number == archive.generation  # then its source is the archive's own
         self._restore = f"restore it from a copy, or {_remedy(context, archive, number)}"
-        url = "" if is_live else written_as.source
-        self._source: SourceCheck | None = None
-        if how.source:
-            source = source_at(context, url or archive.source)
-            track(context, archive.pipeline(number), source)
-            self._source = SourceCheck(source, archive.name)
+        self._source = SourceCheck(context, archive, number) if how.source else None
 
     def read_ahead(self, pipeline: str, partitions: list[str]) -> None:
         """Lets tasks read the data files of all ranges, if there is a runner."""

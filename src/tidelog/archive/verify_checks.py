@@ -19,17 +19,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tidelog.archive.read import ArchiveFiles
 from tidelog.connectors.archive.source import ArchiveSource
-from tidelog.connectors.source import Bounds, SkippingSource, Source, SourcePartition, bounds_apart
-from tidelog.coordination.pipeline_rows import ReplayedRange
+from tidelog.connectors.by_url import source_at
+from tidelog.connectors.source import Bounds, SkippingSource, SourcePartition, bounds_apart
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import ReplayedRange, read_progress
 from tidelog.errors import CorruptError, TidelogError, unexpected
-from tidelog.model.archive import ArchiveFormat
+from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
 from tidelog.pipeline.late_events import late_spans
+from tidelog.pipeline.source_partitions import track
 from tidelog.store import shared_store
 
 __all__ = [
@@ -231,9 +235,16 @@ def _check_overlaps(manifest: Manifest, where: str) -> Iterator[Problem]:
 class SourceCheck:
     """Asks a source once for its ends, and then for counts between positions."""
 
-    def __init__(self, source: Source, archive: str) -> None:
-        self._source = source
-        self._archive = archive  # its name, for remedies
+    def __init__(self, context: Context, archive: Archive, number: int) -> None:
+        # One that is being built may read another source; from a promote on it reads the archive's.
+        self._is_built = archive.state_of(number) == "building"
+        given = archive.format_of(number).source if self._is_built else ""
+        self._source = source = source_at(context, given or archive.source)
+        track(context, archive.pipeline(number), source)
+        self._context = context
+        self._live = archive.pipeline()
+        self._archive = archive.name  # for remedies
+        self._read_to: dict[str, str] = {}  # the last end of a range that was read from the source
         self._errors: dict[SourcePartition, TidelogError] = {}
         self._failure: TidelogError | None = None
         found: dict[SourcePartition, Bounds] = {}
@@ -267,10 +278,13 @@ class SourceCheck:
 
         A range from files of another generation read nothing from the source.
         """
-        expected = None if manifest.filled else self._expected(manifest)
+        if manifest.filled:
+            return
+        self._read_to[manifest.partition] = manifest.end
+        expected = self._expected(manifest)
         if expected is None:
             return
-        too_few = manifest.read < expected and self._is_dense(manifest.partition)
+        too_few = manifest.read < expected and self._is_dense(manifest)
         if manifest.read > expected or too_few:
             where = f"{manifest.partition}, {manifest.start} to {manifest.end}"
             most = "" if too_few else "at most "
@@ -294,20 +308,26 @@ class SourceCheck:
             return self._source.count_in(partition, manifest.start, manifest.end)
         return self._source.count(manifest.start, manifest.end)
 
-    def _is_dense(self, partition: str) -> bool:
+    def _is_dense(self, manifest: Manifest) -> bool:
         """Returns whether the source had an event at each of its positions until now."""
-        known = self._bounds.get(partition)
+        known = self._bounds.get(manifest.partition)
         if known is None or not known.is_dense:
             return False
-        each = SourcePartition.named(partition)
+        if manifest.incarnation != known.incarnation:  # a topic that was created again
+            return False
+        each = SourcePartition.named(manifest.partition)
         found = bounds_apart(self._source, [each], self._errors)
         return each in found and found[each].is_dense
 
     def ends(self, partition: str, head: Progress | None) -> Iterator[Problem]:
-        """Checks that the source still is what was read, and has everything that was committed."""
+        """Checks that the source still is what was read, and has everything that was read."""
         held = self._bounds.get(partition)
-        if held is None or head is None or head.ended:  # as a person accepted: it is another one
-            return
+        live = read_progress(self._context, self._live, partition)
+        if held is None or head is None or head.ended or (live is not None and live.ended):
+            return  # as a person accepted: it is another one
+        if self._is_built:  # the live one's files may go on where a backup ends
+            position = self._read_to.get(partition, held.first)
+            head = msgspec.structs.replace(head, position=position)
         if self._is_another(held, head):
             # Read before the head: a driver may have committed events that came since.
             each = SourcePartition.named(partition)

@@ -11,7 +11,9 @@ For an existing topic there are four steps. The scribe finishes them after a cra
 A restore may bring the events back into the topic between a delete's look at the topic and step 3.
 So a delete that found events here looks at the topic again after step 3, and deletes what came. A
 generation may be being built from a source outside of the home, which may hold events that no
-archive has: a delete waits for its ranges under way after step 4, and searches it again.
+archive has. So after step 4 a delete lists the generations once more, waits for ranges of such ones
+that are under way, and searches these, until it finds nothing new. Ranges that begin later leave
+out what the record names.
 
 From step 2 on these places count as deleted (``archive.erased_events``), so ``delete --prove`` and
 the scribe rewrite the archives' files without them, as after any delete. A call may skip what
@@ -152,12 +154,12 @@ def erase_trimmed(
     The next ``purge_once`` or turn of the scribe deletes the bytes from the files. Safe to repeat.
     """
     sought = matcher_of(ids, key)
-    looked = _search_trimmed(context, topic, reachable_archives_of(context, topic), sought)
+    first = reachable_archives_of(context, topic)
+    looked = _search_trimmed(context, topic, first, sought)
     found, numbers = looked.found, looked.numbers
     # Also if nothing is found: another call may have erased it.
     new = looked.without(settled_offsets(context, topic))
-    every = reachable_archives_of(context, topic)
-    for archive in {each.name: each for each, _ in every}.values():
+    for archive in {each.name: each for each, _ in first}.values():
         of_topic = partial(is_of_topic, topic=topic)
         aside = search_aside(context, archive, sought, len(found), of_topic)
         found, new = found | aside, new | aside
@@ -165,12 +167,14 @@ def erase_trimmed(
     sent = SentWrites()
     with sent.unknown_if_any(f"delete in `{topic.name}`", DELETE_AGAIN):
         erase_found(sent.tracked(context), topic, why, new, looked.places(numbers), key)
-        if built := [each for each in every if _is_built_from_outside(*each)]:
+        while built := _built_from_outside(context, topic, first):
             _wait_for_ranges(context, built)
             later = _search_trimmed(context, topic, built, sought)
             more = later.without(settled_offsets(context, topic))
             erase_found(sent.tracked(context), topic, why, more, later.places(), key)
             found, new = found | later.found, new | more
+            if not more:
+                break  # else a range may have begun before this record
     found_ids = frozenset(each.id for each in found.values() if each.id is not None)
     return ErasedFromArchives(len(new), found_ids, len(found), tuple(looked.unseen))
 
@@ -218,11 +222,32 @@ def _search_trimmed(
     return looked
 
 
-def _is_built_from_outside(archive: Archive, generation: int) -> bool:
-    """Returns whether it is being built from a source that may hold events no archive has."""
+def _built_from_outside(
+    context: Context, topic: Topic, first: Iterable[tuple[Archive, int]]
+) -> list[tuple[Archive, int]]:
+    """Returns generations that may hold events which no archive had when ``first`` was listed.
+
+    Their source is outside of the home, and each is being built, or was at that time.
+    """
+    complete = {
+        (archive.incarnation, generation)
+        for archive, generation in first
+        if archive.state_of(generation) != "building"
+    }
+    return [
+        (archive, generation)
+        for archive, generation in reachable_archives_of(context, topic)
+        if _is_from_outside(archive, generation)
+        and (
+            archive.state_of(generation) == "building"
+            or (archive.incarnation, generation) not in complete
+        )
+    ]
+
+
+def _is_from_outside(archive: Archive, generation: int) -> bool:
     source = archive.format_of(generation).source
-    is_outside = bool(source) and parse_address(source).scheme not in IN_HOME
-    return is_outside and archive.state_of(generation) == "building"
+    return bool(source) and parse_address(source).scheme not in IN_HOME
 
 
 def _wait_for_ranges(context: Context, generations: Iterable[tuple[Archive, int]]) -> None:

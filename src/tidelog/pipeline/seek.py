@@ -304,7 +304,8 @@ def _readers(
     where = f"{move.to} --partition {move.partition}"
     for other in scan_archives(context):
         for generation, written_as in other.formats.items() if other.ended is None else ():
-            if reads(written_as.source or other.source):
+            # One that is built from something else reads on from the archive's source.
+            if any(map(reads, {written_as.source, other.source} - {""})):
                 remedy = f"move that one first with `tidelog archive seek {other.name} {where}`"
                 yield f"archive `{other.name}`", remedy, other.pipeline(generation)
     for each in list_pipelines(context):
