@@ -16,6 +16,7 @@ and others not. The same call again amends the rest.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pwd
@@ -24,6 +25,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, Protocol
+
+import msgspec
 
 from tidelog.catalog.base import ABSENT, Delete, Put
 from tidelog.context import Context
@@ -37,7 +40,9 @@ from tidelog.model.partition_rows import decode_row, encode_row
 
 __all__ = [
     "ACTIONS_KEPT_MS",
+    "ARCHIVE_SEEK",
     "HASH_BYTES",
+    "PUMP_SEEK",
     "RECORD_BYTES_MAX",
     "WHO_MAX",
     "Action",
@@ -56,7 +61,9 @@ __all__ = [
     "read_actions",
     "read_audit",
     "read_records",
+    "read_seeks",
     "record_action",
+    "replace_action",
     "user_at_host",
 ]
 
@@ -65,6 +72,9 @@ ACTIONS_KEPT_MS = 400 * 86_400_000  # more than a year
 WHO_MAX = 200  # characters
 _TEXT_MAX = 500  # characters of each other text
 _FORGET_AT_ONCE = 1_000  # records that one sweep deletes at most
+ARCHIVE_SEEK, PUMP_SEEK = "archive seek", "pump seek"  # operations: their notes have reasons
+_SEEKS = (ARCHIVE_SEEK, PUMP_SEEK)
+_WHY = ": "  # before the reason in a note
 
 
 class Action(Persisted, frozen=True):
@@ -76,6 +86,16 @@ class Action(Persisted, frozen=True):
     op: str  # login, token create, topic delete, archive promote, cursor move, ...
     what: str  # the token, topic, consumer or address
     note: str = ""  # more about it
+
+    @property
+    def why(self) -> str:
+        """Returns the reason in the note of a seek, which a person wrote; empty for others."""
+        return self.note.partition(_WHY)[2] if self.op in _SEEKS else ""
+
+    def with_why(self, why: str) -> Action:
+        """Returns the record of a seek with another reason."""
+        begin, sign, _ = self.note.partition(_WHY)
+        return msgspec.structs.replace(self, note=f"{begin}{sign}{why}")
 
 
 def record_action(context: Context, op: str, what: str, note: str = "", who: str = "") -> None:
@@ -94,6 +114,21 @@ def read_actions(context: Context, since_ms: int = 0) -> Iterator[Action]:
     """Yields records from a time on, the oldest first."""
     for row in context.catalog.scan(layout.HOME_AUDIT, layout.audit_row(since_ms, "")):
         yield decode_row(row.value, Action, f"audit row `{row.row}`")
+
+
+def read_seeks(context: Context) -> Iterator[tuple[Action, str]]:
+    """Yields the records of seeks, each with its version."""
+    for row in context.catalog.scan(layout.HOME_AUDIT):
+        action = decode_row(row.value, Action, f"audit row `{row.row}`")
+        if action.op in _SEEKS:
+            yield action, row.version
+
+
+def replace_action(context: Context, action: Action, version: str) -> None:
+    """Writes a record again, unless it has changed or was deleted since it had this version."""
+    row = layout.audit_row(action.at_ms, action.id)
+    with contextlib.suppress(ConflictError):
+        write_repeatedly(context, layout.HOME_AUDIT, Put(row, encode_row(action), version))
 
 
 def forget_actions(context: Context) -> int:

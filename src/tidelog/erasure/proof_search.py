@@ -54,7 +54,7 @@ from tidelog.erasure.proof_places import (
     quoted_errors,
 )
 from tidelog.erasure.proof_scope import DeletedTopicScope, ProofScope, TopicScope
-from tidelog.erasure.redaction import quoting_rows
+from tidelog.erasure.redaction import quoting_rows, quoting_seeks
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.search import clean_files, clean_objects
 from tidelog.erasure.topic_copies import copy_deletions
@@ -474,6 +474,8 @@ class _ProofSearch(ObjectSearch):
         owners = self._scope.owners()
         for owner, where in quoting_rows(self._context, owners, self._sought.deletions):
             self.add(where, "quotes one of them in its reason", remedies.REASON, owner.name)
+        for where in quoting_seeks(self._context, self._sought.deletions):
+            self.add(where, "quotes one of them in its reason", remedies.SEEK)
         self.errors()
         if not clear_deleted_rows(self._context.catalog):
             self.add(
