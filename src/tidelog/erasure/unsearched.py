@@ -2,7 +2,11 @@
 
 An erasure from a copy does not reach its origin. So a proof names the archives, topics and systems
 that the events of its topic were copied from, also through topics that were deleted since, and what
-else the home has of an origin outside: archives and topics that read the same source.
+else the home has of an origin outside: archives and topics that read the same source, and dead
+letters of handlers that do.
+
+Nor does a proof recognize copies that a pump or a transform gave other ids or keys, or find an
+archive whose folder was lost. It names these too.
 """
 
 from __future__ import annotations
@@ -11,14 +15,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from tidelog.archive.archive import list_archives
 from tidelog.archive.derived_archives import is_of_topic, origin_of, sources_of
+from tidelog.archive.erased_events import Deletions
+from tidelog.archive.roots import removed_archives
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import is_detached, read_partitions
 from tidelog.erasure.topic_copies import (
     IN_HOME,
     Source,
+    TopicCopy,
     archives_with,
     deleted_pipelines,
     incarnations_read,
+    may_be_same,
+    originals_of_topic,
     recorded_copies,
     source_of_url,
     system_of,
@@ -29,7 +38,13 @@ from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 from tidelog.pipeline.registry import list_pipelines
 
-__all__ = ["origins_of_deleted", "outside_of_home", "outside_of_proof"]
+__all__ = [
+    "lost_archives",
+    "origins_of_deleted",
+    "outside_of_home",
+    "outside_of_proof",
+    "renamed_copies",
+]
 
 
 def outside_of_home(context: Context, archives: Iterable[Archive]) -> Iterator[str]:
@@ -42,6 +57,35 @@ def outside_of_home(context: Context, archives: Iterable[Archive]) -> Iterator[s
             )
 
 
+def renamed_copies(copy: TopicCopy, sought: Deletions) -> Iterator[str]:
+    """Yields a message if a proof cannot recognize the events in a copy, nor in its archives."""
+    marks = {"id": sought.by_id, "key": sought.by_key}
+    changed = [f"{name}s" for name, wanted in marks.items() if wanted and name in copy.renamed]
+    if changed:
+        name, what = copy.topic.name, " and ".join(changed)
+        how = f"{copy.how}, or a part of its way did, with other {what}"
+        do = f"delete these events there too, with `tidelog delete {name}`"
+        if copy.is_deleted:
+            do = "erase these events from its archives too, with `tidelog archive erase`"
+        yield f"topic `{name}`: {how}: was searched only for the {what} of the original: {do}"
+
+
+def lost_archives(context: Context, sources: Iterable[Source]) -> Iterator[str]:
+    """Yields messages about archives of some sources that were deleted because they were lost."""
+    lost = [each for each in removed_archives(context) if each.ended and each.ended.lost]
+    known, found = set(sources), list[Archive]()
+    while more := [
+        each
+        for each in lost
+        if each not in found and not known.isdisjoint(map(source_of_url, sources_of(each)))
+    ]:
+        found += more
+        known |= {("archive", each.name) for each in more}
+    for each in found:
+        what = f"archive `{each.name}` in `{each.place}`: was deleted because its files were lost"
+        yield f"{what}: was not searched: if they are found, delete these events there too"
+
+
 def outside_of_proof(context: Context, topic: Topic) -> Iterator[str]:
     """Yields messages about what a proof of a topic does not search but may hold its events.
 
@@ -49,18 +93,25 @@ def outside_of_proof(context: Context, topic: Topic) -> Iterator[str]:
     """
     own = {each.name: each for each in archives_with(context, topic)}
     yield from outside_of_home(context, own.values())
+    yield from lost_archives(context, originals_of_topic(context, topic).sources)
     yield from _unsearched_origins(context, topic, own, list(own.values()))
 
 
 def origins_of_deleted(
-    context: Context, topics: Iterable[tuple[str, str]], own: Mapping[str, Archive]
+    context: Context,
+    topics: Iterable[tuple[str, str]],
+    own: Mapping[str, Archive],
+    copies: Collection[str],
 ) -> Iterator[str]:
     """Yields the same about topics that were deleted, by name and incarnation.
 
-    ``own`` are archives that are searched.
+    ``own`` are archives that are searched, and ``copies`` are topics that are.
     """
+    searched = tuple(f"topic `{each}`: " for each in copies)
     for name, incarnation in sorted(topics):
-        yield from _unsearched_origins(context, _deleted(name, incarnation), own, [])
+        for message in _unsearched_origins(context, _deleted(name, incarnation), own, []):
+            if not message.startswith(searched):
+                yield message
 
 
 def _deleted(name: str, incarnation: str) -> Topic:
@@ -81,6 +132,7 @@ def _unsearched_origins(
             *_messages(one, own, origins),
             *_other_archives(context, one, (own, of_one), origins),
             *_other_pipelines(context, one, of_one),
+            *_recorded_elsewhere(context, one, origins),
         ]
         for message in found:
             if message not in said:
@@ -152,6 +204,25 @@ def _other_pipelines(context: Context, topic: Topic, archives: Iterable[Archive]
             how = f"pipeline `{each.name}` copied events of `{each.source}` to it"
             do = f"delete these events there too, with `tidelog delete {name}`"
             yield f"topic `{name}`: {how}: was not searched: {do}"
+
+
+def _recorded_elsewhere(context: Context, topic: Topic, origins: Iterable[str]) -> Iterator[str]:
+    """Yields messages about topics that got events of the same origin by the audit alone."""
+    outside = [each for each in map(source_of_url, origins) if each[0] not in IN_HOME]
+    ready = {each.name for each in list_topics(context) if each.state == "ready"}
+    for copy in sorted(recorded_copies(context)) if outside else ():
+        is_same = any(may_be_same(copy.source, each) for each in outside)
+        if copy.target is None or not is_same or copy.is_into(topic.name, topic.incarnation):
+            continue
+        how = f"{copy.how} events of `{':'.join(copy.source)}` to it"
+        if copy.target in ready:
+            do = f"delete these events there too, with `tidelog delete {copy.target}`"
+            yield f"topic `{copy.target}`: {how}: was not searched: {do}"
+        for archive in list_archives(context) if copy.target not in ready else ():
+            if ("topic", copy.target) in map(source_of_url, sources_of(archive)):
+                do = f"erase these events there too, with `tidelog archive erase {archive.name}`"
+                what = f"reads topic `{copy.target}`, which was deleted ({how})"
+                yield f"archive `{archive.name}`: {what}: was not searched: {do}"
 
 
 def _outside_partitions(

@@ -1,7 +1,7 @@
 """Records of playbacks in the home's audit, by which proofs find the copies that they made.
 
-A playback without a name leaves no other record. An address of another system may hold a secret, so
-only its scheme is recorded; a topic is recorded by name.
+A playback without a name leaves no other record, so sweeps keep it. It names topics, files and
+streams. An address of HTTP may hold a secret, so only its scheme is recorded.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import contextlib
 from typing import NamedTuple
 
 from tidelog.context import Context
-from tidelog.coordination.audit import Action, record_action
+from tidelog.coordination.audit import PLAYBACK, Action, record_action
 from tidelog.errors import InvalidError
+from tidelog.model.address import recorded_name
 from tidelog.playback.request import PlaybackRequest
 
 __all__ = ["PlayedTopic", "played_topic", "record_playback"]
 
-_OP = "playback"
 _SOURCE = "topic "
-_TARGET = ", to topic:"
+_TARGET = ", to "
 
 
 class PlayedTopic(NamedTuple):
-    """The names of two topics, one of which was played into the other."""
+    """The name of a topic, and what it was played into."""
 
     source: str
-    target: str
+    sink: str  # such as topic:NAME; only the scheme of one that may hold a secret
 
 
 def record_playback(context: Context, asked: PlaybackRequest, who: str) -> None:
@@ -33,16 +33,16 @@ def record_playback(context: Context, asked: PlaybackRequest, who: str) -> None:
 
     A home that cannot be written to, such as a read-only copy, is played without a record.
     """
-    scheme, _, rest = asked.sink.partition(":")
-    to = asked.sink if scheme == "topic" else f"{scheme}:" if rest else "a sink"
-    note = f"{asked.start or 'the first'} to {asked.end or 'now'}, to {to}"
+    is_kept = bool(asked.sink.partition(":")[2])  # not so of what is printed, or of a function
+    to = recorded_name(asked.sink) if is_kept else "a sink"
+    note = f"{asked.start or 'the first'} to {asked.end or 'now'}{_TARGET}{to}"
     with contextlib.suppress(InvalidError):
-        record_action(context, _OP, f"{_SOURCE}{asked.topic}", note, who)
+        record_action(context, PLAYBACK, f"{_SOURCE}{asked.topic}", note, who)
 
 
 def played_topic(action: Action) -> PlayedTopic | None:
     """Returns what a record of the audit says about a playback; None for other records."""
-    if action.op != _OP or _TARGET not in action.note:
+    sink = action.note.partition(_TARGET)[2]
+    if action.op != PLAYBACK or ":" not in sink:
         return None
-    target = action.note.rpartition(_TARGET)[2].partition("?")[0]
-    return PlayedTopic(action.what.removeprefix(_SOURCE), target)
+    return PlayedTopic(action.what.removeprefix(_SOURCE), sink)
