@@ -40,6 +40,7 @@ from tests.sim.moves_world import MovesWorld
 from tests.sim.planted import SEEDS_MAX
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.rebalance import RebalanceWorld
+from tests.sim.recorded_world import RecordedWorld
 from tests.sim.recreate_world import RecreateWorld
 from tests.sim.returns_world import ReturnsWorld
 from tests.sim.rollback_world import RollbackWorld
@@ -87,6 +88,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "backups": BackupsWorld,
     "transforms": TransformsWorld,
     "returns": ReturnsWorld,
+    "recorded": RecordedWorld,
     "rotation": RotationWorld,
 }
 PLANTED: dict[str, tuple[str, Mapping[str, Any], Callable[[Any, int], bool]]] = {

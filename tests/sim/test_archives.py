@@ -22,6 +22,7 @@ from tests.sim.backups_world import BackupsWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.late_world import LateWorld
 from tests.sim.moves_world import MovesWorld
+from tests.sim.recorded_world import RecordedWorld
 from tests.sim.returns_world import ReturnsWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedDone, StagedWorld
@@ -41,6 +42,7 @@ FOCUSED = (
     MarkersWorld,
     TransformsWorld,
     ReturnsWorld,
+    RecordedWorld,
 )
 # Seeds of these take less than a second.
 SHORT = (ArchivesWorld, CutsWorld, MovesWorld, StagedWorld, CopiesWorld)
@@ -150,6 +152,8 @@ def test_focused_worlds_get_done_what_they_are_for() -> None:
     assert min(done[TransformsWorld][name] for name in ("promoted", "rolled_back", "lost"))
     returned = ("returned_ids", "returned_keys", "only_archived", "promoted", "remade")
     assert min(done[ReturnsWorld][name] for name in returned)
+    recorded = ("proven", "letters", "tried", "forgotten")
+    assert min(done[RecordedWorld][name] for name in recorded)
 
 
 def documented_bugs() -> list[tuple[str, ...]]:
