@@ -22,7 +22,17 @@ from tidelog.maintenance.purge import purge_once
 def home(tmp_path: Path) -> Iterator[Home]:
     with a_home(tmp_path) as made:
         made.create_topic("t", 1)
-        ids = ("order-17", "order-170", "u@example.com", "Ada Low", "erased", "#4711", "(x)")
+        ids = (
+            "order-17",
+            "order-170",
+            "u@example.com",
+            "Ada Low",
+            "erased",
+            "#4711",
+            "(x)",
+            ",",
+            " ",
+        )
         made.append("t", [Event(b"1", key=b"customer-7", id=each) for each in ids])
         drive(made, an_archive(made, "raw"))
         yield made
@@ -49,6 +59,8 @@ def reasons(home: Home) -> list[str]:
         ("#4711", "ticket#4711, not #47110", "ticket[erased], not #47110"),
         ("(x)", "f(x) and (x)", "f[erased] and [erased]"),
         ("Ada Low", "name=Ada Low;", "name=[erased];"),
+        (",", "one, two , three", "one, two [erased] three"),
+        (" ", "blanks are not quotes", "blanks are not quotes"),
     ],
 )
 def test_id_in_a_reason_is_replaced(home: Home, event_id: str, given: str, kept: str) -> None:

@@ -8,7 +8,8 @@ reasons of seeks; an erasure with a proof replaces them there (``redact_seeks``)
 
 An id is quoted where it is a word of its own: ``order-17`` is not in ``order-170``, nor in
 ``re-order-17``. An id with signs in it, such as an address of mail, only needs to have no letter or
-digit next to it. One with blanks counts wherever it is.
+digit next to it. One with blanks counts wherever it is. A single sign counts between blanks, and
+blanks alone never: otherwise every comma would be a quote of ``,``.
 
 Failures of drivers may quote an event too. Their rows are only for display, so they are deleted.
 """
@@ -118,7 +119,10 @@ def redacted(text: str, ids: Collection[str], keys: Collection[str]) -> str:
         is_id = bool(ids) and id_hash(word) in ids
         return is_id or (bool(keys) and key_hash(word.encode()) in keys)
 
-    return _replaced(text, lambda part: (each for each in set(_parts(part)) if is_one(each)))
+    def quoted(part: str) -> Iterator[str]:
+        return (each for each in set(_parts(part)) if each.strip() and is_one(each))
+
+    return _replaced(text, quoted)
 
 
 class _Words:
@@ -129,7 +133,7 @@ class _Words:
         # By their first letters and digits, which a text that quotes one has as well.
         self._words: dict[str, list[str]] = {}
         self._spaced: list[str] = []
-        for word in {*sought.by_id, *keys} - {""}:
+        for word in filter(str.strip, {*sought.by_id, *keys}):
             if len(word.split()) > 1:
                 self._spaced.append(word)
             else:
@@ -172,6 +176,8 @@ def _quote_of(word: str) -> re.Pattern[str]:
         return re.compile(re.escape(word))
     if _PLAIN.fullmatch(word):
         return re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
+    if len(word) == 1 and word.isascii():
+        return re.compile(rf"(?<!\S){re.escape(word)}(?!\S)")
     before = r"(?<![^\W_])" if _LETTERS.match(word[0]) else ""
     after = r"(?![^\W_])" if _LETTERS.match(word[-1]) else ""
     return re.compile(f"{before}{re.escape(word)}{after}")
