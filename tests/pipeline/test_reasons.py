@@ -17,22 +17,14 @@ from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.purge import purge_once
 
+SIGNS = ("#4711", "(x)", ",", " ")
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
     with a_home(tmp_path) as made:
         made.create_topic("t", 1)
-        ids = (
-            "order-17",
-            "order-170",
-            "u@example.com",
-            "Ada Low",
-            "erased",
-            "#4711",
-            "(x)",
-            ",",
-            " ",
-        )
+        ids = ("order-17", "order-170", "u@example.com", "Ada Low", "erased", *SIGNS)
         made.append("t", [Event(b"1", key=b"customer-7", id=each) for each in ids])
         drive(made, an_archive(made, "raw"))
         yield made
