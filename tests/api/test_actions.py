@@ -104,7 +104,7 @@ def test_consumers_and_pumps_are_recorded_with_their_author(home: Home) -> None:
             ("pump create", "pump copy", "into topic copies"),
             ("pump delete", "pump copy", f"of topic:orders, to {to}"),
             ("stream create", "stream count", "of topic:orders"),
-            ("stream delete", "stream count", ""),
+            ("stream delete", "stream count", "of topic:orders, to handler:"),
         ]
     )
 

@@ -355,7 +355,7 @@ def test_delete_finds_what_a_backfill_brings_that_begins_before_its_record(
     purge_once(home.context, home.topic("t"), grace_ms=0)
     if not is_promoted:
         promote(home.context, "daily")
-    assert ids(home, find_archive(home.context, "daily")) == ["x"]
+    assert ids(home, home.archives.get("daily").info) == ["x"]
 
 
 @pytest.mark.parametrize("deleted", [False, True])

@@ -139,7 +139,7 @@ def range_of_topic(home: Home) -> Manifest:
 
 def found(home: Home, manifest: Manifest, **changes: object) -> list[str]:
     changed = msgspec.structs.replace(manifest, **changes)
-    check = SourceCheck(home.context, find_archive(home.context, "daily"), 1)
+    check = SourceCheck(home.context, home.archives.get("daily").info, 1)
     return [each.what for each in check.count(changed)]
 
 
@@ -157,7 +157,7 @@ def test_source_that_grew_while_it_was_verified_is_the_same(home: Home) -> None:
     fill(home, 10)
     archive = an_archive(home)
     drive(home, archive)
-    check = SourceCheck(home.context, find_archive(home.context, "daily"), 1)
+    check = SourceCheck(home.context, home.archives.get("daily").info, 1)
     fill(home, 5)
     drive(home, archive)
     head = read_progress(home.context, archive.pipeline(), "t/0")

@@ -189,6 +189,7 @@ def test_proof_follows_events_out_of_the_home_and_back(tmp_path: Path) -> None:
     (trace,) = proof.traces
     assert trace.what.startswith("topic `back` (pipeline `")
     assert [each.partition(":")[0] for each in proof.out_of_reach] == [
+        "topic `back`",  # whose ids are those of a field
         "`file",
         "archive `a`",
     ]

@@ -15,12 +15,14 @@ from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.from_archives import erase_archived
 from tidelog.maintenance.purge import purge_once
 
+SIGNS = ("#4711", "(x)", ",", " ")
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
     with a_home(tmp_path) as made:
         made.create_topic("t", 1)
-        ids = ("order-17", "order-170", "u@example.com", "Ada Low", "erased")
+        ids = ("order-17", "order-170", "u@example.com", "Ada Low", "erased", *SIGNS)
         made.append("t", [Event(b"1", key=b"customer-7", id=each) for each in ids])
         drive(made, an_archive(made, "raw"))
         yield made
@@ -39,6 +41,16 @@ def reasons(home: Home) -> list[str]:
         ("Ada Low", "Ada Low asked", "[erased] asked"),
         ("order-17", "request 17", "request 17"),
         ("erased", "erased by order-170", "[erased] by order-170"),
+        ("u@example.com", "id=u@example.com", "id=[erased]"),
+        ("u@example.com", "<mailto:u@example.com>", "<mailto:[erased]>"),
+        ("u@example.com", "/users/u@example.com/mails", "/users/[erased]/mails"),
+        ("u@example.com", "of_u@example.com's wish", "of_[erased]'s wish"),
+        ("u@example.com", "not lou@example.com", "not lou@example.com"),
+        ("#4711", "ticket#4711, not #47110", "ticket[erased], not #47110"),
+        ("(x)", "f(x) and (x)", "f[erased] and [erased]"),
+        ("Ada Low", "name=Ada Low;", "name=[erased];"),
+        (",", "one, two , three", "one, two [erased] three"),
+        (" ", "blanks are not quotes", "blanks are not quotes"),
     ],
 )
 def test_id_in_a_reason_is_replaced(home: Home, event_id: str, given: str, kept: str) -> None:
@@ -46,6 +58,36 @@ def test_id_in_a_reason_is_replaced(home: Home, event_id: str, given: str, kept:
     assert reasons(home) == [kept]
     purge_once(home.context, home.topic("t"), 0)
     assert home.prove_erased("t", ids=[event_id]).is_erased
+
+
+@pytest.mark.parametrize("event_id", ["u@example.com", "#4711"])
+def test_no_row_quotes_an_id_in_a_reason_or_as_an_author(
+    home: Home, tmp_path: Path, event_id: str
+) -> None:
+    for given in ("id={}", "mailto:{}", "/u/{}/", "“{}”", "*{}*", "{}'s", "of_{}"):
+        home.update("t", "order-17", b"2", why=given.format(event_id), who=f"by {event_id}")
+    assert home.erase("t", ids=[event_id], why=f"id={event_id}", who=event_id).is_clean
+    assert files_with(tmp_path, event_id.encode()) == []
+    authors = {each.who for each in read_audit(home.context, home.topic("t"))}
+    assert authors == {"[erased]", "by [erased]"}
+
+
+def test_mark_in_a_reason_stays_as_it_is(home: Home) -> None:
+    home.update("t", "order-17", b"2", why="[erased] was erased (erased)")
+    home.delete("t", ["erased"])
+    assert reasons(home)[0] == "[erased] was [erased] ([erased])"
+
+
+def test_reason_of_a_seek_is_replaced_by_an_erasure(home: Home, tmp_path: Path) -> None:
+    home.archives.get("raw").seek(to="latest", why="wrong: of u@example.com")
+    home.delete("t", ["u@example.com"])
+    (trace,) = home.prove_erased("t", ids=["u@example.com"]).traces[-1:]
+    assert trace.object.startswith("audit · ")
+    assert trace.do.startswith("run `tidelog delete t ID --prove`")
+    assert home.erase("t", ids=["u@example.com"]).is_clean
+    (seek,) = [each for each in home.actions() if each.op == "archive seek"]
+    assert seek.note.endswith(": wrong: of [erased]")
+    assert files_with(tmp_path, b"u@example.com") == []
 
 
 def test_reason_of_an_earlier_update_is_replaced_too(home: Home, tmp_path: Path) -> None:

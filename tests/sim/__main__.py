@@ -41,6 +41,7 @@ from tests.sim.outside_world import OutsideWorld
 from tests.sim.planted import SEEDS_MAX
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.rebalance import RebalanceWorld
+from tests.sim.recorded_world import RecordedWorld
 from tests.sim.recreate_world import RecreateWorld
 from tests.sim.returns_world import ReturnsWorld
 from tests.sim.rollback_world import RollbackWorld
@@ -89,6 +90,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "transforms": TransformsWorld,
     "returns": ReturnsWorld,
     "outside": OutsideWorld,
+    "recorded": RecordedWorld,
     "rotation": RotationWorld,
 }
 PLANTED: dict[str, tuple[str, Mapping[str, Any], Callable[[Any, int], bool]]] = {

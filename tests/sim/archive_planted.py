@@ -39,6 +39,7 @@ from tests.sim.copies_world import CopiesWorld
 from tests.sim.late_world import FoldersWorld, LateWorld
 from tests.sim.moves_world import MovesWorld
 from tests.sim.outside_world import OutsideWorld
+from tests.sim.recorded_world import RecordedWorld
 from tests.sim.returns_world import ReturnsWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedWorld
@@ -527,6 +528,12 @@ BUGS: Mapping[str, Bug] = {
     ),
     "the proof does not list what a topic was restored from": Bug(
         "P5a", copies_planted.restored_archives_are_not_listed, CopiesWorld
+    ),
+    "the audit forgets where copies are": Bug(
+        "P5a", copies_planted.audit_forgets_copies, RecordedWorld
+    ),
+    "deletes of a copy hide its events": Bug(
+        "P5a", copies_planted.deletes_of_a_copy_hide_its_events, RecordedWorld
     ),
     "what was staged for a deleted topic stays": Bug(
         "P5a", copies_planted.staged_for_deleted_topics_stays, CopiesWorld

@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 
 from tidelog.archive.derived_archives import archives_of
-from tidelog.erasure import proof_scope, topic_copies
+from tidelog.coordination import audit
+from tidelog.erasure import topic_copies, unsearched
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.topic_copies import Copies
+from tidelog.log.ledger import ErasedIds
 from tidelog.log.topics import list_topics
 from tidelog.maintenance import pipeline_sweep
 from tidelog.pipeline import base
 
 __all__ = [
+    "audit_forgets_copies",
+    "deletes_of_a_copy_hide_its_events",
     "erased_offsets_were_never_there",
     "proof_passes_over_copies",
     "proof_passes_over_others",
@@ -55,7 +59,17 @@ def restored_archives_are_not_listed(patch: Patch) -> None:
     def by_name(context: Any, topic: Any) -> list[Any]:
         return list({archive.name: archive for archive, _ in archives_of(context, topic)}.values())
 
-    patch.setattr(proof_scope, "archives_with", by_name)
+    patch.setattr(unsearched, "archives_with", by_name)
+
+
+def audit_forgets_copies(patch: Patch) -> None:
+    """A sweep deletes all old records of the audit, also those of dead letters."""
+    patch.setattr(audit, "_COPIES", frozenset())
+
+
+def deletes_of_a_copy_hide_its_events(patch: Patch) -> None:
+    """An event in a copy is a new one above offsets that were deleted there, whatever its time."""
+    patch.setattr(ErasedIds, "covers", lambda ledger, column, value, time_ms: True)
 
 
 def staged_for_deleted_topics_stays(patch: Patch) -> None:

@@ -23,6 +23,7 @@ from tests.sim.copies_world import CopiesWorld
 from tests.sim.late_world import LateWorld
 from tests.sim.moves_world import MovesWorld
 from tests.sim.outside_world import OutsideWorld
+from tests.sim.recorded_world import RecordedWorld
 from tests.sim.returns_world import ReturnsWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedDone, StagedWorld
@@ -44,6 +45,7 @@ FOCUSED = (
     TransformsWorld,
     ReturnsWorld,
     OutsideWorld,
+    RecordedWorld,
 )
 # Seeds of these take less than a second.
 SHORT = (ArchivesWorld, CutsWorld, StagedWorld)
@@ -156,6 +158,8 @@ def test_focused_worlds_get_done_what_they_are_for() -> None:
     returned = ("returned_ids", "returned_keys", "only_archived", "promoted", "remade")
     assert min(done[ReturnsWorld][name] for name in returned)
     assert min(done[OutsideWorld][name] for name in ("promoted", "dropped", "only_archived"))
+    recorded = ("proven", "letters", "tried", "forgotten")
+    assert min(done[RecordedWorld][name] for name in recorded)
 
 
 def documented_bugs() -> list[tuple[str, ...]]:

@@ -3,7 +3,8 @@
 **Actions** concern the home as a whole: logins, and what is done to tokens, topics, archives, pumps
 and consumers. The calls of ``Home`` record them, so commands and the console need not. A record is
 written before its action, so nothing happens without one; if the action then fails, the record
-stays. Records are kept for :data:`ACTIONS_KEPT_MS`; the sweep deletes older ones.
+stays. Records are kept for :data:`ACTIONS_KEPT_MS`; the sweep deletes older ones, except those that
+say where events were copied to: a proof of erasure needs them as long as the copies may be there.
 
 **Amendments** are in the audit of their topic or archive. A record never contains bytes of an
 event. It contains the hash of an id or a key: the id itself would survive the erasure in the
@@ -16,16 +17,19 @@ and others not. The same call again amends the rest.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pwd
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, Protocol
 
-from tidelog.catalog.base import ABSENT, Delete, Put
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Delete, Put, Row
 from tidelog.context import Context
 from tidelog.coordination.ownership import write_repeatedly
 from tidelog.coordination.trusted_time import trusted_now_ms
@@ -37,7 +41,12 @@ from tidelog.model.partition_rows import decode_row, encode_row
 
 __all__ = [
     "ACTIONS_KEPT_MS",
+    "ARCHIVE_SEEK",
+    "DEAD_LETTERS",
     "HASH_BYTES",
+    "PIPELINE_DELETES",
+    "PLAYBACK",
+    "PUMP_SEEK",
     "RECORD_BYTES_MAX",
     "WHO_MAX",
     "Action",
@@ -56,7 +65,9 @@ __all__ = [
     "read_actions",
     "read_audit",
     "read_records",
+    "read_seeks",
     "record_action",
+    "replace_action",
     "user_at_host",
 ]
 
@@ -65,6 +76,15 @@ ACTIONS_KEPT_MS = 400 * 86_400_000  # more than a year
 WHO_MAX = 200  # characters
 _TEXT_MAX = 500  # characters of each other text
 _FORGET_AT_ONCE = 1_000  # records that one sweep deletes at most
+# Operations that say where events were copied to.
+PLAYBACK = "playback"
+DEAD_LETTERS = "dead letters"
+PIPELINE_DELETES = ("pump delete", "restore delete", "stream delete")
+_COPIES = frozenset({PLAYBACK, DEAD_LETTERS, *PIPELINE_DELETES})
+
+ARCHIVE_SEEK, PUMP_SEEK = "archive seek", "pump seek"  # operations: their notes have reasons
+_SEEKS = (ARCHIVE_SEEK, PUMP_SEEK)
+_WHY = ": "  # before the reason in a note
 
 
 class Action(Persisted, frozen=True):
@@ -76,6 +96,16 @@ class Action(Persisted, frozen=True):
     op: str  # login, token create, topic delete, archive promote, cursor move, ...
     what: str  # the token, topic, consumer or address
     note: str = ""  # more about it
+
+    @property
+    def why(self) -> str:
+        """Returns the reason in the note of a seek, which a person wrote; empty for others."""
+        return self.note.partition(_WHY)[2] if self.op in _SEEKS else ""
+
+    def with_why(self, why: str) -> Action:
+        """Returns the record of a seek with another reason."""
+        begin, sign, _ = self.note.partition(_WHY)
+        return msgspec.structs.replace(self, note=f"{begin}{sign}{why}")
 
 
 def record_action(context: Context, op: str, what: str, note: str = "", who: str = "") -> None:
@@ -96,11 +126,27 @@ def read_actions(context: Context, since_ms: int = 0) -> Iterator[Action]:
         yield decode_row(row.value, Action, f"audit row `{row.row}`")
 
 
+def read_seeks(context: Context) -> Iterator[tuple[Action, str]]:
+    """Yields the records of seeks, each with its version."""
+    for row in context.catalog.scan(layout.HOME_AUDIT):
+        action = decode_row(row.value, Action, f"audit row `{row.row}`")
+        if action.op in _SEEKS:
+            yield action, row.version
+
+
+def replace_action(context: Context, action: Action, version: str) -> None:
+    """Writes a record again, unless it has changed or was deleted since it had this version."""
+    row = layout.audit_row(action.at_ms, action.id)
+    with contextlib.suppress(ConflictError):
+        write_repeatedly(context, layout.HOME_AUDIT, Put(row, encode_row(action), version))
+
+
 def forget_actions(context: Context) -> int:
     """Deletes some of the records that are too old. Returns how many.
 
-    Their age counts to the newest record, or to the earlier of this machine's time and the store's.
-    So no clock that is ahead deletes the audit.
+    Of those that say where events were copied to, it keeps the newest of equal ones. The age of
+    records counts to the newest one, or to the earlier of this machine's time and the store's. So
+    no clock that is ahead deletes the audit.
     """
     newest = next(iter(context.catalog.scan(layout.HOME_AUDIT, limit=1, reverse=True)), None)
     if newest is None:
@@ -110,7 +156,9 @@ def forget_actions(context: Context) -> int:
         return 0
     before_ms = min(newest_ms, trusted_now_ms(context)) - ACTIONS_KEPT_MS
     end = layout.audit_row(max(0, before_ms), "")
-    rows = list(islice(context.catalog.scan(layout.HOME_AUDIT, "", end), _FORGET_AT_ONCE))
+    rows = list(
+        islice(_forgettable(context.catalog.scan(layout.HOME_AUDIT, "", end)), _FORGET_AT_ONCE)
+    )
     for row in rows:
         change = Delete(row.row, expect=row.version)
         try:
@@ -118,6 +166,20 @@ def forget_actions(context: Context) -> int:
         except ConflictError:
             continue  # another sweep has deleted it
     return len(rows)
+
+
+def _forgettable(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yields the rows of old records that no proof needs."""
+    copies: dict[tuple[str, str, str], Row] = {}  # the newest of equal ones so far
+    for row in rows:
+        action = decode_row(row.value, Action, f"audit row `{row.row}`")
+        if action.op not in _COPIES:
+            yield row
+            continue
+        said = (action.op, action.what, action.note)
+        if said in copies:
+            yield copies[said]
+        copies[said] = row
 
 
 def user_at_host(environ: Mapping[str, str]) -> str:

@@ -44,7 +44,7 @@ from tidelog.coordination.audit import (
 )
 from tidelog.coordination.pipeline_rows import generation_pipeline, read_partitions
 from tidelog.erasure.matcher import EventMatcher
-from tidelog.erasure.proof_scope import Generation, ProofScope, origins_of_deleted, outside_of_home
+from tidelog.erasure.proof_scope import Generation, ProofScope
 from tidelog.erasure.search import ranges_under_way
 from tidelog.erasure.topic_copies import (
     IN_HOME,
@@ -59,6 +59,7 @@ from tidelog.erasure.topic_copies import (
     source_of_url,
     system_of,
 )
+from tidelog.erasure.unsearched import lost_archives, origins_of_deleted, outside_of_home
 from tidelog.log.ledger import ErasedIds
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
@@ -217,12 +218,15 @@ class ArchiveScope(ProofScope):
         """Yields messages about sources, topics that exist, and archives of other homes."""
         yield from outside_of_home(self.context, self.archives().values())
         yield from other_sources(self.context, self._archive)
+        originals = self._originals
+        yield from lost_archives(self.context, {*originals.sources, *originals.outside})
         gone = {
             (each.partition.rpartition("/")[0], each.incarnation)
             for each in self._origins
             if each.incarnation in self.incarnations
         }
-        yield from origins_of_deleted(self.context, gone, self.archives())
+        copies = [each.topic.name for each in self.copies().topics if not each.is_deleted]
+        yield from origins_of_deleted(self.context, gone, self.archives(), copies)
         for topic in self._topics:
             if any(origin.incarnation == topic.incarnation for origin in self._origins):
                 do = f"prove that with `tidelog verify {topic.name} --erased ID`"
@@ -366,6 +370,12 @@ class ArchiveScope(ProofScope):
             sources=frozenset({*topics, *own, *(source_of_url(each.source) for each in others)}),
             incarnations=frozenset(origin.incarnation for origin in self._origins) - {""},
             names=frozenset(origin.partition.rpartition("/")[0] for origin in self._origins),
+            outside=frozenset(
+                source
+                for each in archives.values()
+                for source in _sources(each)
+                if source[0] not in IN_HOME
+            ),
         )
 
 

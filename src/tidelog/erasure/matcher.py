@@ -26,6 +26,7 @@ from tidelog.codec.formats.raw_columns import read_rows
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.codec.formats.text_lines import is_text
 from tidelog.errors import InvalidError
+from tidelog.log.ledger import ErasedIds
 from tidelog.model.decoding import is_deep_json
 
 __all__ = [
@@ -53,6 +54,7 @@ class EventMatcher:
     deletions: Deletions
     by_offset: bool = True  # whether events above all offsets that a delete found are newer
     now_ms: int = sys.maxsize  # a later time says nothing about when an event was appended
+    own: ErasedIds | None = None  # of a copy: its own ledger; None: it is not a copy
 
     def rows(
         self, batch: pa.RecordBatch, *, later: bool = True
@@ -61,7 +63,8 @@ class EventMatcher:
 
         Without ``later``, excludes rows after the erasure by the ledger's time, like copies do.
         That is right for events that a delete finds: the ledger's time is never before theirs. In a
-        copy it may be, for an event dated in the future: ``now_ms`` counts such ones too.
+        copy it may be, for an event dated in the future: ``now_ms`` counts such ones too. A copy
+        refuses only what its own ledger has: after that time, offsets there say nothing.
         Raises ``InvalidError`` for a column that cannot be compared.
         """
         found: dict[int, list[PartitionOffsets]] = {}
@@ -75,7 +78,8 @@ class EventMatcher:
                     ledger, time_ms = self.deletions.ledger, time_ms_of(batch, row)
                     is_later = time_ms <= self.now_ms and ledger.is_later(name, value, time_ms)
                     if later or not is_later:
-                        found.setdefault(row, []).append(wanted[value])
+                        is_own = self.own is None or self.own.covers(name, value, time_ms)
+                        found.setdefault(row, []).append(wanted[value] if is_own else {})
         return found
 
     def hidden(self, batch: pa.RecordBatch) -> list[str]:

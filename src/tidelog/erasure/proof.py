@@ -261,7 +261,8 @@ def record_proof(context: Context, owner: Owner, proof: Proof, why: Why) -> None
     """Writes who proved what, with the proof's hash, to the audit of its topic or archive."""
     if owner.incarnation != proof.incarnation:
         raise InvalidError(f"proof: is about another {proof.subject}, which was deleted")
-    reason = redacted(why.why, proof.ids, proof.keys)  # a proof must not bring a name back
+    # A proof must not bring a name back.
+    reason, who = (redacted(each, proof.ids, proof.keys) for each in (why.why, why.who))
     by_id = [
         ("", proof.ids[first : first + _HASHES_MAX])
         for first in range(0, len(proof.ids), _HASHES_MAX)
@@ -271,7 +272,7 @@ def record_proof(context: Context, owner: Owner, proof: Proof, why: Why) -> None
         record = AuditRecord(
             id=context.ids.new(),
             op="prove",
-            who=why.who,
+            who=who,
             at_ms=context.clock.now_ms(),
             why=reason,
             events=(),

@@ -23,6 +23,7 @@ __all__ = [
     "REASON",
     "REBUILD",
     "RIGHTS",
+    "SEEK",
     "STAGED",
     "STAGED_REPLAY",
     "STRAY",
@@ -66,6 +67,7 @@ COPYING = (
 )
 DELETE = "run `{delete} --prove`"
 REASON = "run `{delete}` again, which takes it out of the audit"
+SEEK = "run `{delete} --prove`, which takes it out of the home's audit"
 LOG = "prove again; if it stays, end the process that reads the catalog's file all the time"
 UPLOAD = (
     "prove again when its writer has ended; if that died, run `tidelog sweep`, which removes what "

@@ -54,11 +54,12 @@ from tidelog.erasure.proof_places import (
     lasting_uploads,
     quoted_errors,
 )
-from tidelog.erasure.proof_scope import DeletedTopicScope, ProofScope, TopicScope, outside_of_home
-from tidelog.erasure.redaction import quoting_rows
+from tidelog.erasure.proof_scope import DeletedTopicScope, ProofScope, TopicScope
+from tidelog.erasure.redaction import quoting_rows, quoting_seeks
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.search import clean_files, clean_objects
 from tidelog.erasure.topic_copies import copy_deletions
+from tidelog.erasure.unsearched import outside_of_home, renamed_copies
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.log.run_reader import describe_run, read_run
@@ -478,6 +479,8 @@ class _ProofSearch(ObjectSearch):
         owners = self._scope.owners()
         for owner, where in quoting_rows(self._context, owners, self._sought.deletions):
             self.add(where, "quotes one of them in its reason", remedies.REASON, owner.name)
+        for where in quoting_seeks(self._context, self._sought.deletions):
+            self.add(where, "quotes one of them in its reason", remedies.SEEK)
         self.errors()
         if not clear_deleted_rows(self._context.catalog):
             self.add(
@@ -498,11 +501,11 @@ class _ProofSearch(ObjectSearch):
         for place, what in self._scope.copying_under_way(self._sought):
             self.add(place, what, remedies.COPYING)
         for copy in found.topics:
-            deletions = copy_deletions(self._context, copy.topic, self._sought.deletions)
+            deletions, own = copy_deletions(self._context, copy.topic, self._sought.deletions)
             kind = DeletedTopicScope if copy.is_deleted else TopicScope
             scope = kind(self._context, copy.topic)
             scope.is_by_key = self._scope.is_by_key
-            sought = EventMatcher(deletions, now_ms=self.proof.searched_ms)
+            sought = EventMatcher(deletions, now_ms=self.proof.searched_ms, own=own)
             inner = _ProofSearch(scope, sought, self._progress)
             inner._seen = self._seen
             how = f"{copy.how}, and it was deleted" if copy.is_deleted else copy.how
@@ -518,7 +521,10 @@ class _ProofSearch(ObjectSearch):
             for archive, generation in scope.reachable():
                 inner.enter(f"archive `{archive.name}`")
                 inner.archive(archive, generation)
-            for message in outside_of_home(self._context, scope.archives().values()):
+            for message in (
+                *outside_of_home(self._context, scope.archives().values()),
+                *renamed_copies(copy, self._sought.deletions),
+            ):
                 if message not in self.proof.out_of_reach:
                     self.proof.out_of_reach.append(message)
             for each in inner.proof.places:

@@ -8,6 +8,9 @@ whose name was forgotten, is known by the home's audit, which names topics that 
 created again since. So are topics with dead letters of handlers, and a pipeline that was deleted
 with its target. A consumer that produces leaves no such record.
 
+A pump may give its copies ids or keys of their own, by a field or a transform. A search for the
+original ones does not find these copies, so a proof lists the topics that have them.
+
 The other way round, an erasure from a copy does not reach its origin, and names it
 (``proof_scope``).
 """
@@ -40,7 +43,7 @@ from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.partition_rows import pipeline_of
-from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.pipeline import RENAMED, NamedPipeline
 from tidelog.model.topic import Topic
 from tidelog.pipeline.registry import is_target_deleted, list_pipelines
 from tidelog.playback.session import list_playbacks
@@ -48,6 +51,7 @@ from tidelog.playback.session import list_playbacks
 __all__ = [
     "IN_HOME",
     "Copies",
+    "CopyDeletions",
     "Originals",
     "RecordedCopy",
     "Source",
@@ -59,6 +63,7 @@ __all__ = [
     "deleted_pipelines",
     "find_copies",
     "incarnations_read",
+    "may_be_same",
     "original_archives",
     "originals_of_topic",
     "other_sources",
@@ -73,7 +78,8 @@ Source = tuple[str, str]
 """The scheme and path of a URL: what it names, without the options and hosts to reach it by."""
 
 IN_HOME = ("archive", "topic")  # schemes
-_BY_NAMES = ("kafka", "kinesis", "scylla")  # schemes; a path may be a list or a pattern
+_BY_NAMES = ("kafka", "kinesis", "scylla")  # schemes; a name may be a list or a pattern
+_LISTS = frozenset(",*?[|(^")  # signs in such a list or pattern
 
 
 class TopicCopy(NamedTuple):
@@ -81,6 +87,7 @@ class TopicCopy(NamedTuple):
 
     topic: Topic  # as far as it is known, if it was deleted
     how: str  # how the events got there
+    renamed: frozenset[str] = frozenset()  # what they may have other ones of there: id, key
 
     @property
     def is_deleted(self) -> bool:
@@ -102,22 +109,41 @@ class Originals(NamedTuple):
     sources: frozenset[Source]  # of pipelines
     incarnations: frozenset[str]  # of topics that playbacks read
     names: frozenset[str]  # of topics, in the audit and in partitions of deleted pipelines
+    outside: frozenset[Source] = frozenset()  # systems that also had the events
+    renamed: frozenset[str] = frozenset()  # what the events may have other ones of here: id, key
 
     def has(self, source: Source) -> bool:
-        """Returns whether a source that the audit names is one of them."""
-        return source in self.sources or (source[0] == "topic" and source[1] in self.names)
+        """Returns whether a source that the audit names may be one of them."""
+        if source[0] == "topic" and source[1] in self.names:
+            return True
+        return any(may_be_same(source, each) for each in (*self.sources, *self.outside))
 
 
 class _Step(NamedTuple):
     how: str
     sink: str  # URL
     target: str  # incarnation of a topic; empty for other sinks
+    renamed: frozenset[str] = frozenset()
+    is_recorded: bool = False  # only the audit has a record of it
 
 
 def source_of_url(url: str) -> Source:
     """Returns what a URL names."""
     address = parse_address(url)
-    return address.scheme, address.path
+    return address.scheme, address.name
+
+
+def may_be_same(one: Source, other: Source) -> bool:
+    """Returns whether two sources may have the same events: equal, or partly, or unknown."""
+    (scheme, name), (other_scheme, other_name) = one, other
+    if one == other or scheme != other_scheme or scheme in IN_HOME:
+        return one == other
+    if not name or not other_name:
+        return True
+    if scheme == "file":
+        folders = [f"{each.rstrip('/')}/" for each in (name, other_name)]
+        return folders[0].startswith(folders[1]) or folders[1].startswith(folders[0])
+    return scheme in _BY_NAMES and not _LISTS.isdisjoint(name + other_name)
 
 
 def system_of(source: Source) -> Source:
@@ -135,8 +161,10 @@ def originals_of_topic(context: Context, topic: Topic) -> Originals:
 def find_copies(context: Context, originals: Originals) -> Copies:
     """Returns where events were copied to, also through other topics."""
     topics = {each.incarnation: each for each in list_topics(context) if each.state == "ready"}
-    found, known, left = Copies(), set(originals.incarnations), [originals]
-    systems: set[Source] = set()  # that were written to
+    found, left = Copies(), [originals]
+    # What events may have other ones of there: in topics, and in systems that were written to.
+    known = dict.fromkeys(originals.incarnations, originals.renamed)
+    systems: dict[Source, frozenset[str]] = {}
     deleted = [*deleted_pipelines(context, topics.values())]
     audited = [*_audited(context, topics.values())]
     while left:
@@ -144,18 +172,27 @@ def find_copies(context: Context, originals: Originals) -> Copies:
         by_deleted = (step for source, step in deleted if source in one.names)
         by_audit = (step for source, step in audited if one.has(source))
         for step in (*_steps(context, one), *by_deleted, *by_audit):
+            renamed = one.renamed | step.renamed
             if not step.target:
-                found.outside += [_outside(step), *_archives_from(context, step)]
                 there = source_of_url(step.sink)
-                if there not in systems:  # a pipeline may bring them back from there
-                    systems.add(there)
-                    left.append(Originals(frozenset({there}), frozenset(), frozenset()))
-            elif step.target not in known:
-                known.add(step.target)
+                if not (step.is_recorded and there in systems):  # known by its own rows
+                    messages = [_outside(step), *_archives_from(context, step)]
+                    found.outside += [each for each in messages if each not in found.outside]
+                if there not in systems or not renamed <= systems[there]:
+                    systems[there] = renamed | systems.get(there, renamed)
+                    # A pipeline may bring them back from there.
+                    left.append(Originals(frozenset({there}), *_NO_TOPICS, renamed=renamed))
+            elif step.target not in known or not renamed <= known[step.target]:
                 topic = topics.get(step.target) or _deleted_topic(step)
-                found.topics.append(TopicCopy(topic, step.how))
-                left.append(originals_of_topic(context, topic))
+                if all(each.topic.incarnation != step.target for each in found.topics):
+                    found.topics.append(TopicCopy(topic, step.how))
+                known[step.target] = renamed | known.get(step.target, renamed)
+                left.append(originals_of_topic(context, topic)._replace(renamed=renamed))
+    found.topics = [each._replace(renamed=known[each.topic.incarnation]) for each in found.topics]
     return found
+
+
+_NO_TOPICS: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
 
 def _deleted_topic(step: _Step) -> Topic:
@@ -216,7 +253,14 @@ def copying_under_way(
             yield place, f"playback `{playback.name}` of the topic is under way"
 
 
-def copy_deletions(context: Context, copy: Topic, original: Deletions) -> Deletions:
+class CopyDeletions(NamedTuple):
+    """What was deleted from a copy, by the ids and keys that were deleted from its original."""
+
+    deletions: Deletions  # with the later time of both ledgers
+    own: ErasedIds  # up to which times the copy itself refuses copies
+
+
+def copy_deletions(context: Context, copy: Topic, original: Deletions) -> CopyDeletions:
     """Returns what was deleted from a copy, by the same ids and keys.
 
     The ledger has the later time of both topics: events after an erasure in either are new ones.
@@ -226,12 +270,14 @@ def copy_deletions(context: Context, copy: Topic, original: Deletions) -> Deleti
     for times, more in ((ids, own.ledger.ids), (keys, own.ledger.keys)):
         for digest, until_ms in more.items():
             times[digest] = max(until_ms, times.get(digest, until_ms))
-    return Deletions(own.all, own.by_id, own.by_key, ErasedIds(ids, keys))
+    both = Deletions(own.all, own.by_id, own.by_key, ErasedIds(ids, keys))
+    return CopyDeletions(both, own.ledger)
 
 
 def _steps(context: Context, originals: Originals) -> Iterator[_Step]:
     """Yields what copied events out of a topic, or out of archives."""
-    yield from _of_pipelines(pipelines_from(context, originals.sources))
+    pipelines = list(pipelines_from(context, originals.sources))
+    yield from _of_pipelines(pipelines, _transformed(context) if pipelines else set())
     for playback in list_playbacks(context):
         pinned = playback.pinned
         if pinned.pin.incarnation in originals.incarnations:
@@ -258,7 +304,7 @@ def deleted_pipelines(context: Context, topics: Iterable[Topic]) -> Iterator[tup
 
 
 def _audited(context: Context, topics: Iterable[Topic]) -> Iterator[tuple[Source, _Step]]:
-    """Yields what was copied into topics by the audit, each with its source.
+    """Yields what was copied by the audit, each with its source.
 
     The audit has the name of a topic. Of one that was deleted, archives know the incarnation.
     """
@@ -267,9 +313,12 @@ def _audited(context: Context, topics: Iterable[Topic]) -> Iterator[tuple[Source
     named |= incarnations_read(context) if copies else set()
     for copy in copies:
         how = f"{copy.how} events of `{copy.source[1]}` to it"
+        if copy.target is None:
+            yield copy.source, _Step(how, copy.sink, "", is_recorded=True)
         for name, incarnation in sorted(named):
             if copy.is_into(name, incarnation):
-                yield copy.source, _Step(how, f"topic:{name}", incarnation)
+                renamed = frozenset(copy.renamed)
+                yield copy.source, _Step(how, f"topic:{name}", incarnation, renamed)
 
 
 def incarnations_read(context: Context) -> set[tuple[str, str]]:
@@ -287,12 +336,19 @@ def incarnations_read(context: Context) -> set[tuple[str, str]]:
 
 
 class RecordedCopy(NamedTuple):
-    """A copy into a topic that only the home's audit has a record of."""
+    """A copy that only the home's audit has a record of."""
 
     source: Source
-    target: str  # name of a topic
+    sink: str  # topic:NAME, or what it names elsewhere
     how: str  # who copied
     incarnation: str = ""  # of the topic; empty: unknown
+    renamed: tuple[str, ...] = ()  # what the copies have other ones of: id, key
+
+    @property
+    def target(self) -> str | None:
+        """Returns the name of the topic that it copied into; None if it is another sink."""
+        scheme, _, name = self.sink.partition(":")
+        return name if scheme == "topic" else None
 
     def is_into(self, name: str, incarnation: str) -> bool:
         """Returns whether it may have copied into a topic."""
@@ -310,21 +366,44 @@ def recorded_copies(context: Context) -> set[RecordedCopy]:
         )
         if copied is not None:
             how = "a pipeline that was deleted may have copied"
-            found.add(RecordedCopy(copied.source, copied.target, how, copied.incarnation))
+            renamed = tuple(sorted(copied.renamed))
+            copy = RecordedCopy(copied.source, copied.sink, how, copied.incarnation, renamed)
+            found.add(copy)
         elif played is not None:
-            source = ("topic", played.source)
-            found.add(RecordedCopy(source, played.target, "a playback copied"))
+            found.add(RecordedCopy(("topic", played.source), played.sink, "a playback copied"))
         elif letters is not None:
             how = f"{letters.handler} moved failed"
-            found.add(RecordedCopy(letters.source, letters.target, how))
+            found.add(RecordedCopy(letters.source, f"topic:{letters.target}", how))
     return found
 
 
-def _of_pipelines(pipelines: Iterable[NamedPipeline]) -> Iterator[_Step]:
+def _of_pipelines(
+    pipelines: Iterable[NamedPipeline], transformed: Collection[str]
+) -> Iterator[_Step]:
     for each in pipelines:
         inside = parse_address(each.sink).scheme == "topic"
         how = f"pipeline `{each.name}` copied events of `{each.source}` to it"
-        yield _Step(how, each.sink, each.target if inside else "")
+        scheme, name = source_of_url(each.source)
+        is_output = scheme == "archive" and name in transformed
+        renamed = frozenset(RENAMED) if is_output else each.renames
+        yield _Step(how, each.sink, each.target if inside else "", renamed)
+
+
+def _transformed(context: Context) -> set[str]:
+    """Returns the archives with events that a transform may have given other ids or keys."""
+    archives = [each for each in list_archives(context) if each.state == "ready"]
+    found = {
+        each.name
+        for each in archives
+        if each.had_output or any(written_as.transform for written_as in each.formats.values())
+    }
+    while more := {
+        each.name
+        for each in archives
+        if each.name not in found and not found.isdisjoint(_archives_in(each))
+    }:
+        found |= more
+    return found
 
 
 def pipelines_from(context: Context, sources: Collection[Source]) -> Iterator[NamedPipeline]:

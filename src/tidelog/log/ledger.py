@@ -118,6 +118,10 @@ class ErasedIds:
         until_ms = _time_of(value, self.ids if column == "id" else self.keys)
         return _NEVER < until_ms < time_ms
 
+    def covers(self, column: str, value: str | bytes, time_ms: int) -> bool:
+        """Returns whether an id or key was erased up to a time, so that no copy brings it back."""
+        return time_ms <= _time_of(value, self.ids if column == "id" else self.keys)
+
     def has(self, event_id: str) -> bool:
         """Returns whether an id was erased."""
         return _digest(event_id.encode()) in self.ids

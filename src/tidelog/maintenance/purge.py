@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from tidelog.archive.derived_archives import copies_of, reachable_archives_of
-from tidelog.archive.erased_events import PartitionOffsets
+from tidelog.archive.erased_events import Deletions, PartitionOffsets
 from tidelog.archive.tables import repair_tables
 from tidelog.clock import looks
 from tidelog.context import Context
@@ -29,6 +29,7 @@ from tidelog.erasure.from_archives import (
 )
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased, prove_erased_from_archive
+from tidelog.erasure.redaction import redact_seeks
 from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archives
 from tidelog.errors import CorruptError, InvalidError, TidelogError, UnavailableError
 from tidelog.journal.compile import CompileReport, compile_topic
@@ -131,6 +132,7 @@ def purge_and_prove(
     watch: ErasureWatch,
 ) -> Proof:
     """Carries out all deletes and searches for what is left, again beside appends under way."""
+    _redact_seeks(context, ids, keys)
     for searches in range(1, _SEARCHES_MAX + 1):
         purge(context, topic, (0, wait_ms), watch)
         proof = prove_erased(context, topic, ids, keys, watch.searched)
@@ -200,10 +202,17 @@ def erase_archived_and_prove(
         if not found.is_waiting or watch.is_stopped() or is_last:
             break
         watch.waiting(archive.name)
+    _redact_seeks(context, events.ids, events.keys)
     proof = prove_erased_from_archive(context, archive, events.ids, events.keys, watch.searched)
     missing = tuple(each for each in events.ids if each not in ids)
     proof.deleted = DeleteResult(archived=total, missing=missing, unseen=tuple(unseen))
     return proof
+
+
+def _redact_seeks(context: Context, ids: Collection[str], keys: Collection[bytes]) -> None:
+    """Takes ids and keys out of the home's audit, where people wrote them as reasons."""
+    sought = Deletions(by_id={each: {} for each in ids}, by_key={each: {} for each in keys})
+    redact_seeks(context, sought)
 
 
 def erase_until_settled(

@@ -17,10 +17,21 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from tidelog.errors import InvalidError
 
-__all__ = ["Address", "address_below", "format_address", "nearest", "parse_address"]
+__all__ = [
+    "Address",
+    "address_below",
+    "format_address",
+    "nearest",
+    "parse_address",
+    "recorded_name",
+]
 
 # Azure's `sas` must be a word of its own: `sasl.mechanisms` is not a secret.
 _SECRET = re.compile("secret|passw(or)?d|token|credential|access_key|(?<![a-z])sas(?![a-z])")
+
+_BY_NAMES = ("kafka", "kinesis", "scylla")  # schemes whose paths are names of topics and streams
+_RECORDED = ("topic", "archive", "file", *_BY_NAMES)  # whose names cannot hold a secret
+_RECORDED_MAX = 400  # characters of a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +44,13 @@ class Address:
     path: str  # decoded; with its leading slash if there is one
     options: dict[str, str]
     text: str
+
+    @property
+    def name(self) -> str:
+        """Returns what it names, without the options and hosts to reach it by."""
+        if self.scheme not in _BY_NAMES:
+            return self.path
+        return self.path.lstrip("/") or self.host
 
     def take_options(self, known: Iterable[str]) -> dict[str, str]:
         """Returns the options. Raises ``InvalidError`` for an unknown one."""
@@ -74,6 +92,16 @@ def parse_address(text: str, plain_scheme: str | None = None) -> Address:
     path = unquote(parts.path)
     _check_path(text, path)
     return Address(parts.scheme.lower(), host, port, path, options, text)
+
+
+def recorded_name(url: str) -> str:
+    """Returns what an audit records of a URL: its scheme, and what it names.
+
+    Only the scheme of one whose path may hold a secret, or whose name is too long for a record.
+    """
+    address = parse_address(url)
+    is_recorded = address.scheme in _RECORDED and len(address.name) <= _RECORDED_MAX
+    return f"{address.scheme}:{address.name if is_recorded else ''}"
 
 
 def _check_path(text: str, path: str) -> None:

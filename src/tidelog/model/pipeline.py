@@ -14,6 +14,7 @@ from tidelog.model.decoding import Persisted, open_json
 from tidelog.model.partition_rows import Piece
 
 __all__ = [
+    "RENAMED",
     "Aside",
     "Begin",
     "BeginReason",
@@ -39,6 +40,9 @@ __all__ = [
 ]
 
 
+RENAMED = ("id", "key")
+"""What identifies events, and a pipeline may change in its copies."""
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -56,6 +60,11 @@ class NamedPipeline(Persisted, frozen=True):
     transform: str = ""  # module:function, from DataFrame to DataFrame
     state: Literal["ready", "deleting"] = "ready"
     home: str = ""  # id of the home that runs it, if its sink is outside; empty: our topic
+
+    @property
+    def renames(self) -> frozenset[str]:
+        """Returns what copies may have other ones of than their originals: ids, keys."""
+        return frozenset(RENAMED) if self.transform else frozenset(RENAMED) & self.fields.keys()
 
 
 BeginReason = Literal["earliest", "latest", "retention", "explicit"]

@@ -45,7 +45,7 @@ from tidelog.connectors.source import (
     bounds_apart,
 )
 from tidelog.context import Context
-from tidelog.coordination.audit import record_action
+from tidelog.coordination.audit import ARCHIVE_SEEK, PUMP_SEEK, record_action
 from tidelog.coordination.commits import load_manifest
 from tidelog.coordination.pipeline_rows import (
     read_archive,
@@ -136,7 +136,7 @@ def seek(context: Context, pipeline: Pipeline, wanted: SeekOptions) -> list[Posi
     for partition, held, to in targets:
         plan = _plan(context, pipeline, (partition, held, to), wanted)
         note = f"from {plan.position or 'nothing'} to {to}" + (f": {wanted.why}" * bool(wanted.why))
-        kind = "archive seek" if wanted.is_archive else "pump seek"
+        kind = ARCHIVE_SEEK if wanted.is_archive else PUMP_SEEK
         record_action(context, kind, f"{pipeline.name}: {partition.text}", note, wanted.who)
         moves.append(work.move(partition, held, to, wanted))
     return moves

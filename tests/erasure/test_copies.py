@@ -1,0 +1,183 @@
+"""A proof finds copies that were made long ago, renamed, or of a source that others read too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.archive.test_names import Shell
+from tidelog import Event, Home
+from tidelog.catalog.base import Delete, Put
+from tidelog.coordination.audit import ACTIONS_KEPT_MS, Action, record_action
+from tidelog.erasure.topic_copies import Originals, may_be_same, source_of_url
+from tidelog.model import layout
+from tidelog.model.address import recorded_name
+from tidelog.model.partition_rows import decode_row, encode_row
+
+
+def failing(event: Event) -> None:
+    raise ValueError("refused")
+
+
+FAILING = {"on_error": "dead-letter", "retries": 0, "until_caught_up": True}
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    shell = Shell(tmp_path)
+    for name in ("t", "copy", "letters"):
+        shell.made.create_topic(name, 1)
+    return shell
+
+
+def let_time_pass(home: Home) -> None:
+    """Dates all records of the home's audit more than the time back that they are kept."""
+    context = home.context
+    for row in list(context.catalog.scan(layout.HOME_AUDIT)):
+        action = decode_row(row.value, Action, "action")
+        old = msgspec.structs.replace(action, at_ms=action.at_ms - ACTIONS_KEPT_MS - 86_400_000)
+        put = Put(layout.audit_row(old.at_ms, old.id), encode_row(old))
+        for change in (put, Delete(row.row)):
+            context.catalog.write(layout.HOME_AUDIT, change, write_id=context.ids.new())
+
+
+def listed(home: Home, topic: str = "t") -> list[str]:
+    """What a clean proof says it has not searched."""
+    proof = home.erase(topic, ids=["gone"])
+    assert proof.is_clean, proof.traces
+    return proof.out_of_reach
+
+
+def test_copies_that_only_the_audit_records_are_found_for_good(shell: Shell) -> None:
+    home = shell.made
+    home.append("t", [Event(b"1", id="gone")])
+    home.playback("t", "earliest", "latest", to="topic:copy")
+    for _ in range(2):
+        with home.consumer("t", "c") as consumer:
+            consumer.run(failing, dead_letter="letters", **FAILING)  # type: ignore[arg-type]
+        home.consumers("t").get("c").seek("earliest")
+    let_time_pass(home)
+    record_action(home.context, "login", "x")
+    home.sweep()
+    left = [(each.op, each.note.rpartition(", to ")[2]) for each in home.actions()]
+    assert left == [("playback", "topic:copy"), ("dead letters", "topic:letters"), ("login", "")]
+    found = [each.what.partition(" (")[0] for each in home.erase("t", ids=["gone"]).traces]
+    assert set(found) == {"topic `copy`", "topic `letters`"}
+
+
+def test_deletes_of_an_earlier_event_do_not_hide_a_copy(shell: Shell) -> None:
+    home = shell.made
+    home.append("copy", [Event(b"trial", id="gone", key=b"k")])
+    assert home.erase("copy", ids=["gone"]).is_clean
+    home.append("t", [Event(b"1", id="gone", key=b"k")])
+    home.archives.create("a", source="topic:copy")
+    home.pumps.create("p", source="topic:t", topic="copy").run()
+    home.archives.get("a").run()
+    assert [each.value for each in home.read("copy")] == [b"1"]
+    found = {each.what.partition(": ")[2] for each in home.erase("t", ids=["gone"]).traces}
+    assert found == {"holds offset 1 of partition 0: was not deleted", "holds 1 of them"}
+    home.erase("copy", ids=["gone"])
+    assert home.prove_erased("t", ids=["gone"]).is_clean
+    late = Event(b"2", id="gone", timestamp=1_700_000_000_000)
+    home.append("copy", [late])  # by a producer, which brings new events
+    home.sweep(0)
+    assert home.prove_erased("t", ids=["gone"]).is_clean
+
+
+def test_proof_lists_copies_with_other_ids_or_keys(shell: Shell) -> None:
+    home = shell.made
+    for name in ("further", "same"):
+        home.create_topic(name, 1)
+    value = json.dumps({"order": "o-1", "user": "u-7"}).encode()
+    home.append("t", [Event(value, id="gone", key=b"k")])
+    home.pumps.create("p", source="topic:t", topic="copy", id_field="order", key_field="user").run()
+    home.pumps.create("q", source="topic:copy", topic="further").run()
+    home.pumps.create("r", source="topic:t", topic="same", type_field="user").run()
+    assert [each.id for each in home.read("further")] == ["o-1"]
+    assert home.erase("same", ids=["gone"]).is_clean
+    said = listed(home)
+    assert [each.partition(":")[0] for each in said] == ["topic `copy`", "topic `further`"]
+    assert all("with other ids: was searched only for the ids of the orig" in each for each in said)
+    for name in ("p", "q"):
+        home.pumps.get(name).delete()
+    assert [each.partition(":")[0] for each in listed(home)] == ["topic `copy`", "topic `further`"]
+    proof = home.erase("t", key=b"k")
+    assert ["with other keys" in each for each in proof.out_of_reach] == [True, True]
+
+
+def test_proof_lists_files_that_playbacks_without_a_name_wrote(
+    shell: Shell, tmp_path: Path
+) -> None:
+    home = shell.made
+    home.append("t", [Event(b"1", id="gone")])
+    home.playback("t", "earliest", "latest", to=f"file:{tmp_path}/a.jsonl")
+    home.playback("t", "earliest", "latest", to=f"file:{tmp_path}/b.jsonl", name="b")
+    assert len(listed(home)) == 2
+    shell("playback", "--forget", "b")
+    assert sorted(each.partition("`: ")[0] for each in listed(home)) == [
+        f"`file:{tmp_path}/a.jsonl",
+        f"`file:{tmp_path}/b.jsonl",
+    ]
+
+
+def test_dead_letters_of_the_same_source_outside_are_listed_or_searched(
+    shell: Shell, tmp_path: Path
+) -> None:
+    home = shell.made
+    home.create_topic("from", 1)
+    home.append("from", [Event(json.dumps({"order": "gone"}).encode(), id="gone", key=b"k")])
+    home.archives.create("first", source="topic:from").run()
+    (folder,) = Path(shell.home).rglob("archives/first/g1")
+    shutil.copytree(folder, tmp_path / "in")
+    shell("archive", "delete", "first", "--delete-files", "--yes")
+    home.delete_topic("from", past_readers=True)
+    source = f"file:{tmp_path}/in"
+    home.stream(source).run(failing, name="s", dead_letter="letters", **FAILING)  # type: ignore[arg-type]
+    home.pumps.create("p", source=source, topic="t").run()
+    home.archives.create("a", source=source).run()
+    assert any(each.startswith("topic `letters`: stream `s` moved") for each in listed(home))
+    home.pumps.get("s").delete()
+    proof = home.archives.get("a").erase(ids=["gone"])
+    assert [each.what.partition(" (")[0] for each in proof.traces] == ["topic `letters`"]
+
+
+def test_proof_lists_archives_that_were_deleted_as_lost(shell: Shell, tmp_path: Path) -> None:
+    home = shell.made
+    home.append("t", [Event(b"1", id="gone")])
+    shell("archive", "create", "a", "--source", "topic:t", "--to", f"file:{tmp_path}/far")
+    shell("archive", "run", "a", "--no-spark")
+    (tmp_path / "far").rename(tmp_path / "away")
+    shell("archive", "delete", "a", "--lost-files", "--yes")
+    (said,) = listed(home)
+    assert said.startswith("archive `a` in `file:")
+    assert "was deleted because its files were lost: was not searched" in said
+    home.append("copy", [Event(b"1", id="gone")])
+    assert listed(home, "copy") == []
+
+
+def test_sources_are_compared_by_what_they_name() -> None:
+    assert source_of_url("kafka://a:9092,b:9092/orders?group=x") == ("kafka", "orders")
+    assert source_of_url("kinesis://orders?region=eu-west-1") == ("kinesis", "orders")
+    assert recorded_name("kinesis://orders?region=eu-west-1") == "kinesis:orders"
+    assert recorded_name("https://host/a-secret") == "https:"
+    assert recorded_name("file:/" + "x" * 500) == "file:"
+    same = [
+        ("kafka", "orders"),
+        ("kafka", ""),
+        ("kafka", "orders,clicks"),
+        ("kafka", "ord*"),
+    ]
+    assert all(may_be_same(("kafka", "orders"), each) for each in same)
+    assert not may_be_same(("kafka", "orders"), ("kafka", "clicks"))
+    assert not may_be_same(("kafka", "orders"), ("kinesis", "orders"))
+    assert may_be_same(("file", "/in"), ("file", "/in/a.jsonl"))
+    assert not may_be_same(("file", "/in"), ("file", "/in-2"))
+    assert not may_be_same(("archive", "a"), ("archive", ""))
+    originals = Originals(frozenset(), frozenset(), frozenset({"t"}), frozenset({("file", "/in")}))
+    assert originals.has(("topic", "t"))
+    assert originals.has(("file", "/in/a.jsonl"))
+    assert not originals.has(("topic", "other"))
