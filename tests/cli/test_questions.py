@@ -108,7 +108,7 @@ def test_question_says_how_many_events_would_be_erased_and_where(tidelog: Run) -
     assert "Found 6 events (t/" in asked.err
     assert "Events in files of archives, which are deleted there too: a: 3.\n" in asked.err
     assert asked.err.index("Found") < asked.err.index("Delete all events with key `u-1`")
-    none = tidelog("delete", "t", "--key", "nobody", stdin=b"n\n", terminal=True)
+    none = tidelog("delete", "t", "--key", "unknown", stdin=b"n\n", terminal=True)
     assert "Found 0 events.\n" in none.err
     texts(tidelog, "topic delete t --yes --past-readers")
     asked = tidelog("archive", "erase", "a", "--key", "u-1", stdin=b"n\n", terminal=True)

@@ -32,7 +32,7 @@ def test_plan_of_a_topic_counts_what_the_erasure_deletes(home: Home) -> None:
     chained = home.archives.create("chained", source="archive:raw")
     chained.run()
     fill(home, "aa")
-    for wanted in ({"key": b"a"}, {"ids": ["a", "nobody"]}):
+    for wanted in ({"key": b"a"}, {"ids": ["a", "unknown"]}):
         plan = home.plan_erase("t", **wanted)  # type: ignore[arg-type]
         assert plan == ErasurePlan({"t/0": 2, "t/1": 3}, {"chained": 3, "raw": 3})
         assert plan.events == 5

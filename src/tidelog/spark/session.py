@@ -82,7 +82,7 @@ _OF_A_PROCESS = {
     "spark.executorEnv.MALLOC_ARENA_MAX": "2",
 }
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_LOG_LEVEL = "spark.log.level"  # Spark's own setting; whoever gives it wants to see Spark's log
+_LOG_LEVEL = "spark.log.level"  # Spark's own setting: if it is given, Spark logs as it says
 _QUIET_LOG = f"-Dlog4j2.configurationFile=file:{_LOGGING}"
 # Java prints this line before any code of Spark runs, and has no option to leave it out.
 _INCUBATOR = b"WARNING: Using incubator modules:"
