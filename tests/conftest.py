@@ -36,6 +36,8 @@ LATE = ("tests/codec", "tests/model", "tests/test_tidy.py", "tests/testing")
 
 # Unit tests of many seconds, which `make check` leaves out: they are marked `slow`.
 SLOW = (
+    "tests/archive/test_lost_replays.py::test_driver_that",
+    "tests/archive/test_lost_replays.py::test_replay_beside",
     "tests/catalog/test_sqlite.py::test_a_killed_writer_leaves_whole_writes",
     "tests/codec/formats/test_roundtrip.py::test_a_reader_gives_a_bounded_amount",
     "tests/codec/parsers/test_names.py::test_every_row_has_a_path",

@@ -9,9 +9,9 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 
 
-def forget(home: Home, archive: Archive) -> None:
-    """The catalog is one from before the archive had any range."""
-    own = archive.pipeline()
+def forget(home: Home, archive: Archive, pipeline: str = "") -> None:
+    """The catalog is one from before the archive, or a pipeline of it, had any range."""
+    own = pipeline or archive.pipeline()
     places = [layout.pipeline_partition(own, each) for each in read_partitions(home.context, own)]
     for where in (*places, layout.pipeline_members(own)):
         for row in list(home.catalog.scan(where)):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -62,6 +62,7 @@ __all__ = [
     "LocalWorkers",
     "ParallelWorkers",
     "Pipeline",
+    "RangeAhead",
     "Task",
     "TaskOutcome",
     "TaskOutput",
@@ -194,6 +195,14 @@ class Track:
     def completed(self) -> int:
         """Returns the generation that completes the current range; 0 if none does."""
         return self.reader.generation if isinstance(self.reader, CompletedReader) else 0
+
+
+class RangeAhead(NamedTuple):
+    """A decided range, and the tasks that read ahead of it."""
+
+    track: Track
+    manifest: Manifest
+    tasks: list[Task]
 
 
 def claimed_head(

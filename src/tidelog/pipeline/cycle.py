@@ -49,24 +49,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
 from tidelog.catalog.update import attempts
 from tidelog.connectors.sink import AsideSink
-from tidelog.connectors.source import (
-    Bounds,
-    SourcePartition,
-    SourceRange,
-    TrackingSource,
-)
+from tidelog.connectors.source import Bounds, SourcePartition, SourceRange, TrackingSource
 from tidelog.context import Context
 from tidelog.coordination.commits import load_manifest
 from tidelog.coordination.ownership import put_held
-from tidelog.coordination.pipeline_rows import list_partitions
+from tidelog.coordination.pipeline_rows import ReplayPosition, list_partitions, replay_pipeline
 from tidelog.errors import (
     ConflictError,
     CorruptError,
@@ -81,19 +77,14 @@ from tidelog.errors import (
 from tidelog.model import layout
 from tidelog.model.decoding import seal_json
 from tidelog.model.partition_rows import decode_row, encode_row
-from tidelog.model.pipeline import (
-    Begin,
-    Intent,
-    ListedPartition,
-    Manifest,
-    Progress,
-)
+from tidelog.model.pipeline import Aside, Begin, Intent, ListedPartition, Manifest, Progress
 from tidelog.model.times import Backoff
 from tidelog.pipeline import base
 from tidelog.pipeline.base import (
     ClaimedError,
     CycleReport,
     Pipeline,
+    RangeAhead,
     Task,
     TaskOutput,
     Track,
@@ -130,14 +121,6 @@ __all__ = ["CLAIM_RETRIES", "Cycle", "CycleReport", "LostError", "Track"]
 CLAIM_RETRIES = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s, per source partition
 
 _NAMES_CHARS = 16  # of an id: enough to be unique
-
-
-class _Ahead(NamedTuple):
-    """A decided range, and the tasks that read ahead of it."""
-
-    track: Track
-    manifest: Manifest
-    tasks: list[Task]
 
 
 class Cycle:
@@ -315,7 +298,7 @@ class Cycle:
         self, reading: RangeRounds, results: Results, report: CycleReport, find_next: FindNext
     ) -> None:
         """Steps 4 to 7 of ranges that were read. Starts reading ahead."""
-        ahead: list[_Ahead] = []
+        ahead: list[RangeAhead] = []
         while tasks := self._settle_results(results, report, find_next, ahead):
             results = reading.run(tasks)
         reading.start([task for each in ahead for task in each.tasks])
@@ -324,7 +307,7 @@ class Cycle:
                 self._finish(each.track, each.manifest, report, has_next=True)
 
     def _settle_results(
-        self, results: Results, report: CycleReport, find_next: FindNext, ahead: list[_Ahead]
+        self, results: Results, report: CycleReport, find_next: FindNext, ahead: list[RangeAhead]
     ) -> list[Task]:
         """Runs steps 4 to 7. Stops after step 5 if the next range is read ahead.
 
@@ -348,7 +331,7 @@ class Cycle:
                     after = read_no_more if is_last or track.goes_back else find_next
                     manifest = self._record(track, result.produced, after)
                     if tasks := self._tasks_ahead(track, manifest):
-                        ahead.append(_Ahead(track, manifest, tasks))
+                        ahead.append(RangeAhead(track, manifest, tasks))
                     else:
                         self._finish(track, manifest, report)
                 discard_staged(self._pipeline, partition, result.unused)
@@ -367,7 +350,8 @@ class Cycle:
         sink, partition = self._pipeline.sink, track.partition.text
         if track.late and isinstance(sink, AsideSink):
             work = SettingAside(self._context, self._pipeline.id, partition, sink)
-            report.aside += work.run(track.late, track.head, partial(self._commit_aside, track))
+            decide, replays = partial(self._commit_aside, track), partial(self._beside, track)
+            report.aside += work.run(track.late, track.head, decide, replays)
         track.late, epoch = (), track.head.epoch
         track.head = msgspec.structs.replace(track.head, looked=epoch)  # at the next write
         self._looked.add(track.partition)
@@ -377,6 +361,22 @@ class Cycle:
         head = msgspec.structs.replace(track.head, names=self._context.ids.new()[:_NAMES_CHARS])
         change = Put("head", encode_row(head), expect=track.head_version)
         track.head_version, track.head = self._write(track, change, *rows), head
+
+    def _beside(self, track: Track) -> list[Aside]:
+        """Sets aside what replays of dead letters lost: steps a and b of ``lost_ranges``."""
+        self._commit_aside(track, ())
+        pipeline = replace(self._pipeline, id=replay_pipeline(self._pipeline.id))
+        other, report = Cycle(self._context, pipeline, self._owner), CycleReport()
+        try:
+            other.claim(track.partition, Begin(ReplayPosition().text, "earliest"))
+            found = other._tracks[track.partition]
+            if found.intent is not None and found.intent.manifest:
+                other._finish(found, self._manifest(found.intent.manifest), report)
+            other._set_aside(found, report)
+            other.release(track.partition)
+        except ClaimedError as exc:  # by a replay that began just now; our partition is still ours
+            raise claim_error(f"{pipeline.name}, dead letters", track.partition.text) from exc
+        return report.aside
 
     def _list(self, partition: SourcePartition) -> None:
         """Step 0, so that the partition stays known after its source deletes it."""

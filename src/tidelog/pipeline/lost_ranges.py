@@ -27,6 +27,18 @@ if no range is decided:
 No range begins until all files named by ``aside`` rows are deleted where readers list them. The
 next driver that claims the partition finds the rows and resumes.
 
+A replay of dead letters publishes into the same folders, under the same kind of names. It reads
+what its generation has committed, so a generation that lost ranges may have lost replays of them.
+These events are no dead letters if the range can parse them now. So before step 2, a driver that
+finds lost ranges of a generation and any manifest of a replay that no commit names:
+
+a. puts new ``names`` into its head, as in step 2             → crash: the next driver does the same
+b. claims the partition of the replay, which fences a driver
+   there, finishes a decided range, does steps 1 to 5 for the
+   replay, and releases it                                    → crash: the next driver does the same
+
+Its own lost ranges show that this is to do, until a write after step 5 puts ``looked``.
+
 This module touches no marker, because the row of a folder decides (``archive.finalize``):
 finalize deletes a marker that is newer than the restored catalog, and a new one lists the current
 files.
@@ -49,7 +61,11 @@ from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.connectors.sink import AsideSink
 from tidelog.context import Context
 from tidelog.coordination.commits import load_manifest, read_commit_rows
-from tidelog.coordination.pipeline_rows import generation_pipeline, read_partitions
+from tidelog.coordination.pipeline_rows import (
+    generation_pipeline,
+    read_partitions,
+    replay_pipeline,
+)
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import decode_row, encode_row
@@ -83,23 +99,32 @@ class SettingAside(NamedTuple):
     sink: AsideSink
 
     def run(
-        self, keys: Iterable[str], head: Progress, decide: Callable[[Sequence[Put]], None]
+        self,
+        keys: Iterable[str],
+        head: Progress,
+        decide: Callable[[Sequence[Put]], None],
+        set_replays_aside: Callable[[], list[Aside]],
     ) -> list[Aside]:
-        """Sets lost ranges aside, after ``decide`` has put their rows. Returns which."""
+        """Sets lost ranges aside, after ``decide`` has put their rows. Returns which.
+
+        ``set_replays_aside`` does steps a and b, and is called if they are to do.
+        """
         known = committed_manifests(self.context, self.pipeline, self.partition)
-        found = self.look(keys, known, head)
+        lost = list(_lost_manifests(self.context, set(keys) - known, head))
+        replayed = set_replays_aside() if lost and self._has_unnamed_replays() else []
+        found = self.look(lost)
         for rows in decisions(found):
             decide(rows)
         for each in found:
             self.move(each)
-        return [each.record for each in found]
+        return [*replayed, *(each.record for each in found)]
 
-    def look(self, keys: Iterable[str], known: set[str], head: Progress) -> list[ForgottenRange]:
+    def look(self, lost: Iterable[tuple[str, Manifest]]) -> list[ForgottenRange]:
         """Step 1: returns ranges to decide, and decided ranges that are not finished."""
         rows = {row.row: decode_row(row.value, Aside, row.row) for row in self._rows()}
         found: list[ForgottenRange] = []
         taken: set[str] = set()
-        for name, manifest in _lost_manifests(self.context, set(keys) - known, head):
+        for name, manifest in lost:
             decided = rows.get(layout.aside_row(name))
             files = [file for file in self.sink.published(manifest) if file.target not in taken]
             if decided is not None:
@@ -116,6 +141,15 @@ class SettingAside(NamedTuple):
             if self.sink.is_marked(span.folder):
                 reopen(self.context, generation_pipeline(self.pipeline), span)
         self.sink.set_aside(found.files, found.name)
+
+    def _has_unnamed_replays(self) -> bool:
+        """Returns whether this is a generation with a manifest of a replay that no commit names."""
+        if generation_pipeline(self.pipeline) != self.pipeline:
+            return False
+        replays = replay_pipeline(self.pipeline)
+        keys = late_manifests(self.context, replays, self.partition, 0)
+        known = committed_manifests(self.context, replays, self.partition) if keys else set()
+        return not known.issuperset(keys)
 
     def _spans(self, files: Iterable[FileEntry]) -> list[Span]:
         """Returns the dated folders of files."""
