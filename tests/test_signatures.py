@@ -14,9 +14,11 @@ ANY = {
     "ArchiveFormat.format_settings": "settings of formats, some of which other packages bring",
     "Event.json": "JSON, as json.loads returns it",
     "PartialAppendError.positions": "errors are below the model, which has positions",
-    "Positions.__init__": "NumPy's own type of arrays",
 }
 """Where ``Any`` is right, and why."""
+
+OF_NUMPY = {"Positions.__init__"}
+"""Arrays: NumPy's own type of them has an ``Any`` in some of its versions."""
 
 NEED_NO_NAME = {
     *("Catalog", "Context", "Store", "World"),  # what a home consists of
@@ -82,7 +84,7 @@ def parts(hint: object) -> Iterator[object]:
 
 def test_public_signatures_have_no_any() -> None:
     found = {name for name, hint in signatures() if typing.Any in list(parts(hint))}
-    assert found == set(ANY), "use the type, or object"
+    assert found - OF_NUMPY == set(ANY), "use the type, or object"
 
 
 def test_types_in_public_signatures_are_exported() -> None:
