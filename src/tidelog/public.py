@@ -74,8 +74,8 @@ from tidelog.coordination.jobs import Jobs as Jobs
 from tidelog.coordination.jobs import SupervisedPart as SupervisedPart
 from tidelog.coordination.tokens import Tokens as Tokens
 from tidelog.erasure.delete import DeleteResult as DeleteResult
+from tidelog.erasure.delete import ErasurePlan as ErasurePlan
 from tidelog.erasure.from_archives import ErasedFromArchives as ErasedFromArchives
-from tidelog.erasure.plan import ErasurePlan as ErasurePlan
 from tidelog.erasure.proof import Proof as Proof
 from tidelog.erasure.proof import SearchedPlace as SearchedPlace
 from tidelog.erasure.proof import Trace as Trace
@@ -84,7 +84,7 @@ from tidelog.erasure.updates import ArchiveUpdate as ArchiveUpdate
 from tidelog.journal.amend import Amender as Amender
 from tidelog.journal.amend import AmendResult as AmendResult
 from tidelog.journal.compile import CompileReport as CompileReport
-from tidelog.journal.compile_policy import CompilePolicy as CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy as CompilePolicy
 from tidelog.journal.listing import JournalEntry as JournalEntry
 from tidelog.journal.listing import UpdatedValue as UpdatedValue
 from tidelog.journal.listing import read_journal as read_journal
@@ -116,8 +116,8 @@ from tidelog.log.status import Lag as Lag
 from tidelog.log.status import MemberState as MemberState
 from tidelog.log.status import PartitionState as PartitionState
 from tidelog.maintenance.pipeline_sweep import PipelineSweep as PipelineSweep
-from tidelog.maintenance.purge import Erasure as Erasure
-from tidelog.maintenance.purge import ErasureWatch as ErasureWatch
+from tidelog.maintenance.turn import Erasure as Erasure
+from tidelog.maintenance.turn import ErasureWatch as ErasureWatch
 from tidelog.model.archive import Account as Account
 from tidelog.model.archive import Archive as Archive
 from tidelog.model.archive import ArchiveFormat as ArchiveFormat

@@ -19,7 +19,7 @@ from tidelog.codec.event_json import plain_rows, row_lines
 from tidelog.codec.formats.base import OwnColumns
 from tidelog.codec.formats.raw_columns import read_rows
 from tidelog.codec.formats.typed import ColumnarFormat
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import purge_once
 
 EXTREMES: dict[str, list[Any]] = {
     "boolean": [True, False],

@@ -18,7 +18,7 @@ from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.home import create_home, open_home
 from tidelog.journal import amendment_writer as marks
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic

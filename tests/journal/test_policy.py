@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidelog.errors import InvalidError
-from tidelog.journal.compile_policy import (
+from tidelog.journal.compile_steps import (
     JOURNALS_AT_ONCE,
     RUNS_AT_ONCE,
     Candidate,

@@ -15,7 +15,7 @@ from tidelog import Event
 from tidelog.context import Context
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.home import create_home
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.scribe import Rate, Scribe, ScribeOptions, Tickets, Turn, TurnPosition
 from tidelog.model import layout
 from tidelog.model.topic import Topic

@@ -18,7 +18,7 @@ from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import UnavailableError
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import purge_once
 from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Intent

@@ -20,7 +20,7 @@ from tidelog.context import Context
 from tidelog.errors import FencedError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter
 from tidelog.journal.compile import PartitionCompile, _swaps
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.listing import MovedError
 from tidelog.log.consumer.leases import Leases
 from tidelog.log.maintenance.verify import verify_topic

@@ -18,8 +18,7 @@ from tidelog.codec.fields import FieldPaths
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import RowSource
 from tidelog.context import Context
-from tidelog.coordination.audit import record_action
-from tidelog.coordination.copy_records import DeadLetterRecorder, record_deletion
+from tidelog.coordination.audit import DeadLetterRecorder, record_action, record_deletion
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.log.consumer.handler import (
     Append,

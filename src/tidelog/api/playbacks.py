@@ -18,7 +18,7 @@ from tidelog.connectors.sink import (
     open_playback_sink,
 )
 from tidelog.context import Context
-from tidelog.coordination.copy_records import record_playback
+from tidelog.coordination.audit import record_playback
 from tidelog.errors import InvalidError
 from tidelog.model import limits
 from tidelog.model.address import parse_address

@@ -19,8 +19,7 @@ from tidelog.coordination.audit import record_action
 from tidelog.errors import InvalidError
 from tidelog.log.notifier import Notifier, notify_again
 from tidelog.log.notify_targets import check_target, open_target
-from tidelog.log.readers import Past, check_all_read
-from tidelog.log.status import PartitionState, partition_states
+from tidelog.log.status import PartitionState, Past, check_all_read, partition_states
 from tidelog.log.topics import (
     change_topic,
     create_topic,
@@ -146,18 +145,18 @@ class TopicCalls(ABC):
         >>> home.topics()
         []
         """
-        from tidelog.maintenance import purge
+        from tidelog.maintenance import turn
 
         self._check_open()
         record = self._record_once("delete", name, who)
 
         def check(topic: Topic) -> None:
             check_all_read(self.context, topic, past_readers)
-            purge.finish_deletes(self.context, topic)
+            turn.finish_deletes(self.context, topic)
             record()
 
         def closed(topic: Topic) -> None:
-            purge.finish_closed_deletes(self.context, topic)
+            turn.finish_closed_deletes(self.context, topic)
 
         with self._closing_producer(name), freeing(self.context.catalog):
             delete_topic(self.context, name, check, closed, incarnation)

@@ -40,7 +40,7 @@ from tidelog.coordination.pipeline_rows import (
     replay_pipeline,
 )
 from tidelog.errors import NotFoundError, TidelogError, unexpected
-from tidelog.log.readers import DeletedTopic
+from tidelog.log.status import DeletedTopic
 from tidelog.model import layout
 from tidelog.model.archive import Account, Archive
 from tidelog.model.partition_rows import decode_row

@@ -17,7 +17,7 @@ pipeline has not committed, and one of a keeper any event.
 **Uploads.** A running upload becomes an object, or its writer deletes it. So a proof lists uploads
 before objects, and waits a little for those that may end: a finished one is then in a listing. A
 process that has not begun its upload has the bytes only in memory, which no proof can see. The
-protocols (``rewrite.is_under_way``) cover what it may write. Reasons in audits: see ``redaction``.
+protocols (``rewrite.is_under_way``) cover what it may write. Reasons in audits: see ``matcher``.
 """
 
 from __future__ import annotations

@@ -42,10 +42,16 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.aside_files import AsideFiles, aside_origins
-from tidelog.erasure.matcher import EventMatcher, names_of, own_column, rows_of
+from tidelog.erasure.matcher import (
+    EventMatcher,
+    names_of,
+    own_column,
+    quoting_rows,
+    quoting_seeks,
+    rows_of,
+)
 from tidelog.erasure.metadata_objects import event_values, folder_values
-from tidelog.erasure.proof import Proof
-from tidelog.erasure.proof_objects import UNREADABLE, ObjectSearch
+from tidelog.erasure.proof import UNREADABLE, ObjectSearch, Proof
 from tidelog.erasure.proof_places import (
     ManifestNames,
     erases,
@@ -54,12 +60,16 @@ from tidelog.erasure.proof_places import (
     lasting_uploads,
     quoted_errors,
 )
-from tidelog.erasure.proof_scope import DeletedTopicScope, ProofScope, TopicScope
-from tidelog.erasure.redaction import quoting_rows, quoting_seeks
+from tidelog.erasure.proof_scope import (
+    DeletedTopicScope,
+    ProofScope,
+    TopicScope,
+    outside_of_home,
+    renamed_copies,
+)
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.search import clean_files, clean_objects
 from tidelog.erasure.topic_copies import copy_deletions
-from tidelog.erasure.unsearched import outside_of_home, renamed_copies
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.log.run_reader import describe_run, read_run

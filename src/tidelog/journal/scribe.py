@@ -46,7 +46,7 @@ from tidelog.errors import (
     contained,
 )
 from tidelog.journal.compile import CompileReport, compile_partition
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.compile_tasks import compile_by_tasks
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.topics import list_topics

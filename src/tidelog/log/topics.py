@@ -10,7 +10,7 @@ Creating a topic takes three steps. The next caller finishes what a crash left:
     3. registry row as ``ready``                           → a topic
 
 A delete is refused before step 1 if a reader (a consumer, an archive, a pump, a playback) has not
-read all events, unless the caller accepts that (``readers``). It does not check for events that a
+read all events, unless the caller accepts that (``status``). It does not check for events that a
 producer appends during the delete: stop producers first.
 
 Deleting a topic takes five steps:

@@ -17,7 +17,7 @@ from tidelog.errors import CorruptError, NotFoundError
 from tidelog.journal import compile_steps as swap_module
 from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter
 from tidelog.journal.compile import PartitionCompile, compile_partition
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance import sweep as sweep_module
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.verify import verify_topic

@@ -19,7 +19,7 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, encode_journal
 from tidelog.codec.segment import encode_index, encode_staged
 from tidelog.context import Context
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic

@@ -33,7 +33,6 @@ from tidelog.connectors.source import (
 from tidelog.context import Context, OpenContext
 from tidelog.errors import InternalError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.partition_reader import OffsetEvents, Reader
-from tidelog.log.readers import DeletedTopic
 from tidelog.log.run_reader import (
     NO_AMENDMENTS,
     Amendments,
@@ -42,6 +41,7 @@ from tidelog.log.run_reader import (
     fetch_run,
     read_run,
 )
+from tidelog.log.status import DeletedTopic
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model.address import Address
 from tidelog.model.partition_rows import Head, Run

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.context import Context
-from tidelog.coordination.copy_records import DeadLetterRecorder
+from tidelog.coordination.audit import DeadLetterRecorder
 from tidelog.coordination.outcome import SentWrites
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.consumer import handler as handlers
