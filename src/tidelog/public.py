@@ -72,7 +72,7 @@ from tidelog.coordination.audit import Why as Why
 from tidelog.coordination.jobs import JobRecord as JobRecord
 from tidelog.coordination.jobs import Jobs as Jobs
 from tidelog.coordination.jobs import SupervisedPart as SupervisedPart
-from tidelog.coordination.tokens import Tokens as Tokens
+from tidelog.coordination.registry import Tokens as Tokens
 from tidelog.erasure.delete import DeleteResult as DeleteResult
 from tidelog.erasure.delete import ErasurePlan as ErasurePlan
 from tidelog.erasure.from_archives import ErasedFromArchives as ErasedFromArchives
@@ -94,13 +94,13 @@ from tidelog.journal.scribe import ScribeOptions as ScribeOptions
 from tidelog.journal.scribe import Trouble as Trouble
 from tidelog.journal.scribe import Turn as Turn
 from tidelog.log.consumer.consumer import Consumer as Consumer
+from tidelog.log.consumer.control import CursorMove as CursorMove
 from tidelog.log.consumer.handler import Fate as Fate
 from tidelog.log.consumer.handler import FateError as FateError
 from tidelog.log.consumer.handler import HandlerOptions as HandlerOptions
 from tidelog.log.consumer.handler import HandlerSettings as HandlerSettings
 from tidelog.log.consumer.handler import ReadOnceResult as ReadOnceResult
 from tidelog.log.consumer.handler import Share as Share
-from tidelog.log.consumer.move import CursorMove as CursorMove
 from tidelog.log.maintenance.sweep import SkippedTopic as SkippedTopic
 from tidelog.log.maintenance.sweep import SweepReport as SweepReport
 from tidelog.log.maintenance.trim import BeforeTime as BeforeTime
@@ -138,8 +138,8 @@ from tidelog.model.token import Grant as Grant
 from tidelog.model.token import Token as Token
 from tidelog.model.topic import Topic as Topic
 from tidelog.pipeline.base import CycleReport as CycleReport
-from tidelog.pipeline.pump import PumpPartition as PumpPartition
-from tidelog.pipeline.pump import PumpStatus as PumpStatus
+from tidelog.pipeline.pump_stream import PumpPartition as PumpPartition
+from tidelog.pipeline.pump_stream import PumpStatus as PumpStatus
 from tidelog.pipeline.seek import PositionMove as PositionMove
 from tidelog.playback.pages import SearchQuery as SearchQuery
 from tidelog.playback.pages import SearchResult as SearchResult

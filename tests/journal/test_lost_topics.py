@@ -26,7 +26,7 @@ from tidelog.log.maintenance import incarnations
 from tidelog.log.maintenance.incarnations import LostTopic
 from tidelog.log.topics import find_topic
 from tidelog.model import layout
-from tidelog.model.partition_rows import encode_row
+from tidelog.model.topic import encode_row
 from tidelog.settings import load_settings
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.faults import Faults, FaultyCatalog

@@ -12,7 +12,7 @@ from tidelog.journal.compile_steps import (
     CompilePolicy,
     choose_groups,
 )
-from tidelog.model.partition_rows import Journal, Run
+from tidelog.model.topic import Journal, Run
 
 NOW_MS = 1_000_000_000
 PLAIN = CompilePolicy(

@@ -29,8 +29,8 @@ from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.model import layout
-from tidelog.model.partition_rows import Head
 from tidelog.model.playback import Cursor, Pin, TimeRange
+from tidelog.model.topic import Head
 from tidelog.playback import run_queue
 from tidelog.playback.merge import BufferBounds, play
 from tidelog.playback.request import pin_topic

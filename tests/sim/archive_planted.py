@@ -71,10 +71,10 @@ from tidelog.maintenance import turn
 from tidelog.model import layout
 from tidelog.model.pipeline import Totals
 from tidelog.pipeline import cycle, failures
-from tidelog.pipeline.carried_ranges import CompletedReader
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures
 from tidelog.pipeline.source_partitions import Beginnings
+from tidelog.pipeline.special_ranges import CompletedReader
 
 __all__ = ["BUGS", "Bug", "notices", "seeds_until_caught"]
 

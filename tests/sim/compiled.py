@@ -27,7 +27,7 @@ from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import Head, Run
+from tidelog.model.topic import Head, Run
 from tidelog.store.base import Store
 from tidelog.testing.scheduler import Scheduler
 

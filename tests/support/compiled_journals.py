@@ -17,8 +17,7 @@ from tidelog.log.maintenance.unused_objects import list_unused
 from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import Amendment, Run, decode_row, encode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Amendment, Run, Topic, decode_row, encode_row
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash
 

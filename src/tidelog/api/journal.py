@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from tidelog.concurrency import TaskRunner
 from tidelog.context import Context
 from tidelog.coordination.audit import (
     Action,
@@ -35,7 +36,6 @@ from tidelog.model.playback import Time, whole_range
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
 from tidelog.settings import check_options
-from tidelog.tasks import TaskRunner
 
 if TYPE_CHECKING:
     from tidelog.erasure.delete import ErasurePlan

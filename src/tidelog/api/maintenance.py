@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 from tidelog.api.journal import unknown_id
 from tidelog.catalog import Catalog
-from tidelog.catalog.disk_reserve import freeing
+from tidelog.catalog.wrappers import freeing
+from tidelog.concurrency import TaskRunner
 from tidelog.context import Context
 from tidelog.coordination.audit import Owner, Why, record_action
 from tidelog.coordination.jobs import Jobs, SupervisedPart
@@ -46,7 +47,6 @@ from tidelog.model.topic import Topic
 from tidelog.settings import check_options
 from tidelog.store import Store
 from tidelog.store.wrappers import CachedStore
-from tidelog.tasks import TaskRunner
 
 if TYPE_CHECKING:
     from tidelog.erasure.delete import DeleteResult

@@ -54,8 +54,8 @@ from tidelog.model import layout
 from tidelog.model.address import recorded_name
 from tidelog.model.decoding import Persisted
 from tidelog.model.event import check_utf8
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.topic import decode_row, encode_row
 
 __all__ = [
     "ACTIONS_KEPT_MS",

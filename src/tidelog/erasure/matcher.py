@@ -38,8 +38,8 @@ import pyarrow.compute as pc
 
 from tidelog.archive.derived_archives import Origin
 from tidelog.archive.erased_events import Deletions, PartitionOffsets
+from tidelog.archive.read import read_rows
 from tidelog.codec.event_json import plain_rows
-from tidelog.codec.formats.raw_columns import read_rows
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.codec.formats.text_lines import is_text
 from tidelog.connectors.by_url import pipelines_of

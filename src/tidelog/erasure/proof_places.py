@@ -27,8 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tidelog.archive.archive import list_archives
-from tidelog.archive.roots import removed_archives
+from tidelog.archive.archive import list_archives, removed_archives
 from tidelog.clock import Clock, looks
 from tidelog.connectors.by_url import StoreFolder, folders_of, pipelines_of
 from tidelog.context import Context
@@ -48,8 +47,8 @@ from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.topic import decode_row
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import Store, Upload

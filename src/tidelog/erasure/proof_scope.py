@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from tidelog.archive.archive import list_archives
+from tidelog.archive.archive import list_archives, removed_archives
 from tidelog.archive.derived_archives import (
     Origin,
     archives_of,
@@ -29,7 +29,6 @@ from tidelog.archive.derived_archives import (
     sources_of,
 )
 from tidelog.archive.erased_events import Deletions, knows_all, read_deletions
-from tidelog.archive.roots import removed_archives
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.audit import Owner

@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.archive.archive import removed_archives
 from tidelog.archive.read import ArchiveFiles, is_changing
-from tidelog.archive.roots import removed_archives
 from tidelog.archive.tables import stale_entries
 from tidelog.catalog.base import clear_deleted_rows
 from tidelog.catalog.update import read_if_stable
@@ -77,9 +77,8 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.event import check_utf8
-from tidelog.model.partition_rows import Amendment, Run, decode_row
 from tidelog.model.pipeline import FileEntry
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Amendment, Run, Topic, decode_row
 from tidelog.store.base import Store
 from tidelog.store.wrappers import CachedStore
 

@@ -41,9 +41,8 @@ from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
-from tidelog.model.partition_rows import pipeline_of
 from tidelog.model.pipeline import RENAMED, NamedPipeline
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Topic, pipeline_of
 from tidelog.pipeline.registry import is_target_deleted, list_pipelines
 from tidelog.playback.session import list_playbacks
 

@@ -62,8 +62,7 @@ from tidelog.log.maintenance.obsolete_rows import remove_shadowed
 from tidelog.log.run_reader import Amendments, pending
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import Head, Run, decode_fields, decode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Run, Topic, decode_fields, decode_row
 
 __all__ = [
     "CompileBounds",

@@ -57,11 +57,17 @@ from tidelog.log.run_reader import (
 )
 from tidelog.log.topics import open_head, read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import Head, JournalOrigin, Run, decode_row, encode_row
-from tidelog.model.times import journal_slots
-from tidelog.model.topic import Topic
+from tidelog.model.topic import (
+    Head,
+    JournalOrigin,
+    Run,
+    Topic,
+    decode_row,
+    encode_row,
+    journal_slots,
+)
 from tidelog.store.base import Store, put_fresh
-from tidelog.store.prefetch import fetch_ahead
+from tidelog.store.fetch import fetch_ahead
 
 __all__ = [
     "JOURNALS_AT_ONCE",

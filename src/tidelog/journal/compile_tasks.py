@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tidelog.catalog.update import rounds
 from tidelog.clock import RandomIds, looks
+from tidelog.concurrency import Pool, TaskRunner
 from tidelog.context import Context
 from tidelog.coordination.ownership import beating
 from tidelog.errors import FencedError, NotFoundError, UnavailableError
@@ -21,7 +22,6 @@ from tidelog.journal.compile_steps import BuiltJournals, CompilePolicy, JournalB
 from tidelog.log.run_reader import Amendments, joined
 from tidelog.model.topic import Topic
 from tidelog.store import shared_store
-from tidelog.tasks import Pool, TaskRunner
 
 __all__ = ["compile_by_tasks"]
 

@@ -53,9 +53,8 @@ from tidelog.log.topics import list_topics
 from tidelog.model import defaults, layout
 from tidelog.model.decoding import Persisted
 from tidelog.model.event import to_iso
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.times import duration_ms, duration_text
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Topic, decode_row, encode_row
 
 __all__ = [
     "Queue",

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby
 
 from tidelog.catalog.base import prefix_end
+from tidelog.concurrency import describe_process
 from tidelog.context import Context
-from tidelog.coordination.members import Member
+from tidelog.coordination.ownership import Member
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.consumer.leases import decode_registered, read_lease
@@ -31,11 +32,9 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.address import nearest, parse_address
 from tidelog.model.archive import Archive
-from tidelog.model.partition_rows import Head, Run, decode_row
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.playback import PlaybackPin, PlaybackState
-from tidelog.model.topic import Topic
-from tidelog.process import describe_process
+from tidelog.model.topic import Head, Run, Topic, decode_row
 
 __all__ = [
     "DeletedTopic",

@@ -51,6 +51,7 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Delete, Put, Row, prefix_end
 from tidelog.catalog.update import Decision, Rows, update
+from tidelog.concurrency import Pool
 from tidelog.context import Context
 from tidelog.coordination.registry import add_name, check_shown, remove_name
 from tidelog.errors import (
@@ -62,9 +63,7 @@ from tidelog.errors import (
 )
 from tidelog.model import layout, limits
 from tidelog.model.address import nearest
-from tidelog.model.partition_rows import Head, HeldRow, decode_row, encode_row
-from tidelog.model.topic import Topic, check_topic_name
-from tidelog.tasks import Pool
+from tidelog.model.topic import Head, HeldRow, Topic, check_topic_name, decode_row, encode_row
 
 __all__ = [
     "change_topic",

@@ -30,7 +30,7 @@ from tidelog.log.maintenance.unused_objects import ObjectUses
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.status import check_all_read
 from tidelog.model import layout
-from tidelog.model.partition_rows import AppenderView, Head, HeldRow, Strays, decode_row, encode_row
+from tidelog.model.topic import AppenderView, Head, HeldRow, Strays, decode_row, encode_row
 from tidelog.settings import load_settings
 
 

@@ -28,8 +28,7 @@ from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import LossAccepted, decode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import LossAccepted, Topic, decode_row
 from tidelog.settings import load_settings
 
 WEEK_S = 7 * DAY_S

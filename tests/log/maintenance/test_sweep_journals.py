@@ -23,8 +23,7 @@ from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.topics import delete_topic, find_topic, raise_epoch, read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import HeldRow, decode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import HeldRow, Topic, decode_row
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash, Scheduler
 

@@ -25,8 +25,7 @@ from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.partition_rows import Amendment, HeldRow, Run, encode_row
-from tidelog.model.times import journal_slots
+from tidelog.model.topic import Amendment, HeldRow, Run, encode_row, journal_slots
 
 T0 = 1_700_000_000_000
 SIX = CompilePolicy(min_events=1, min_amendments=1, max_events=6)

@@ -29,7 +29,7 @@ from itertools import count
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Catalog, Change, Put, Row, prefix_end
-from tidelog.catalog.checksums import CheckedCatalog
+from tidelog.catalog.wrappers import CheckedCatalog
 from tidelog.codec.segment import read_known
 from tidelog.context import Context
 from tidelog.coordination.registry import add_name
@@ -38,9 +38,7 @@ from tidelog.log.maintenance.object_references import read_references
 from tidelog.log.maintenance.obsolete_rows import decode_run
 from tidelog.log.topics import create_topic, find_partition, find_topic, list_topics
 from tidelog.model import layout
-from tidelog.model.partition_rows import Head, encode_row
-from tidelog.model.times import journal_slots, slots_of
-from tidelog.model.topic import Topic, check_topic_name
+from tidelog.model.topic import Head, Topic, check_topic_name, encode_row, journal_slots, slots_of
 from tidelog.store.base import ObjectInfo
 
 __all__ = [

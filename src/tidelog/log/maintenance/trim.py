@@ -42,9 +42,8 @@ from tidelog.log.maintenance.obsolete_rows import decode_run, remove_trimmed
 from tidelog.log.topics import raise_head, read_head
 from tidelog.model import layout
 from tidelog.model.event import to_iso
-from tidelog.model.partition_rows import Head, Run
 from tidelog.model.times import moment_ms
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Run, Topic
 
 __all__ = [
     "BeforeTime",
