@@ -25,7 +25,7 @@ from tidelog.connectors.sink import NullSink
 from tidelog.home import create_home, open_home
 from tidelog.model import layout
 from tidelog.model.event import to_iso
-from tidelog.model.partition_rows import Run, decode_row
+from tidelog.model.topic import Run, decode_row
 from tidelog.playback.merge import READERS
 from tidelog.playback.play import Playback, run_playback
 from tidelog.playback.request import PlaybackRequest, pin_asked

@@ -16,9 +16,8 @@ from bench.measure import scratch
 from bench.rates import Rate, against, contest
 from tidelog.home import create_home
 from tidelog.settings import Settings
-from tidelog.spark import register
+from tidelog.spark import FILTER_PUSHDOWN, register
 from tidelog.spark.session import open_spark
-from tidelog.spark.source import FILTER_PUSHDOWN
 
 EVENTS = 2_000_000
 PARTITIONS = 4

@@ -7,7 +7,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from tidelog.tasks import Pool
+from tidelog.concurrency import Pool
 
 
 def refuse(self: threading.Thread) -> None:

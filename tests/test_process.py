@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.process import LocalProcesses, create_file, create_folder
+from tidelog.concurrency import LocalProcesses, create_file, create_folder
 
 OTHER = 4_000_000  # a process id that no process of the test has
 
@@ -112,7 +112,7 @@ def test_living_and_ended_processes_of_this_machine_are_told_apart() -> None:
     processes = LocalProcesses()
     assert processes.mark()
     assert not processes.is_dead(processes.mark())
-    code = "from tidelog.process import LocalProcesses as P; print(P().mark()); input()"
+    code = "from tidelog.concurrency import LocalProcesses as P; print(P().mark()); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:

@@ -18,7 +18,7 @@ LOOK_ALIKES = {  # loops with a count or a conflict that do not try one thing ag
     ("journal/amend.py", "_delete_key"): "passes twice over what a key has, as copies may come in",
     ("log/notifier.py", "check"): "ends after some conflicts and says when to check again",
     ("server/http/request.py", "_gunzip"): "inflates the members of a body one after another",
-    ("server/http/tls.py", "_accept"): "accepts the connections that wait, a bounded number",
+    ("server/run.py", "_accept"): "accepts the connections that wait, a bounded number",
 }
 
 

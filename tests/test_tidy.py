@@ -292,7 +292,7 @@ def test_loop_that_goes_on_after_an_error_contains_every_exception(path: Path) -
 
 
 PLAIN_POOLS = (
-    "tasks.py",
+    "concurrency.py",
     "server/",  # ends before its process does, and then drops what waits
     "backends.py",  # races two requests, so it needs two threads
     "testing/",
@@ -303,7 +303,7 @@ PLAIN_POOLS = (
 def test_pools_complete_their_work_without_new_threads(path: Path) -> None:
     """A plain pool raises once the main thread has ended, and where no thread can be started."""
     if not str(path.relative_to(ROOT / "src" / "tidelog")).startswith(PLAIN_POOLS):
-        assert "ThreadPoolExecutor" not in text_of(path), "use tidelog.tasks.Pool"
+        assert "ThreadPoolExecutor" not in text_of(path), "use tidelog.concurrency.Pool"
 
 
 TYPED_READERS = {  # files whose `to_pylist` is on columns of ours, or on whole numbers and text

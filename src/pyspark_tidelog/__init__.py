@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tidelog.spark.source import TidelogDataSource as DefaultSource
+from tidelog.spark import TidelogDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -43,9 +43,9 @@ from tidelog.log.notify_targets import shown_target
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.address import parse_address
-from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.playback import PlaybackPin
+from tidelog.model.topic import decode_row
 from tidelog.settings import load_settings
 from tidelog.store import Store
 from tidelog.store.wrappers import Meter

@@ -27,7 +27,8 @@ from concurrent.futures import Future
 from datetime import datetime
 from typing import Any, ParamSpec, Self, TypeVar
 
-from tidelog.api.browse import Tail
+from tidelog.api.topics import Tail
+from tidelog.concurrency import Pool
 from tidelog.errors import FencedError, InvalidError
 from tidelog.home import Home
 from tidelog.log.consumer.consumer import Consumer
@@ -35,7 +36,6 @@ from tidelog.log.consumer.leases import Start
 from tidelog.log.producer.producer import Producer
 from tidelog.model.event import Event, Position
 from tidelog.model.playback import Time
-from tidelog.tasks import Pool
 
 __all__ = ["AsyncConsumer", "AsyncProducer", "consumer", "playback", "producer", "tail"]
 

@@ -19,13 +19,12 @@ from typing import Protocol
 
 from tidelog.catalog.base import Catalog
 from tidelog.clock import Clock, Ids
+from tidelog.concurrency import Flag, NoProcesses, Processes, TaskRunner
 from tidelog.identity import HomeIdentity
 from tidelog.model.times import Backoff
-from tidelog.process import NoProcesses, Processes
 from tidelog.settings import LogSettings, Settings, config_string
 from tidelog.store.base import Store
 from tidelog.store.wrappers import Meter
-from tidelog.tasks import Flag, TaskRunner
 
 __all__ = [
     "Context",

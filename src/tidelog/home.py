@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, TypeVar, Unpack, overload
 import pyarrow as pa
 
 from tidelog.api.append_lines import LineCalls
-from tidelog.api.browse import BrowseCalls
 from tidelog.api.consumers import ConsumerHandle, Consumers
 from tidelog.api.journal import JournalCalls
 from tidelog.api.maintenance import MaintenanceCalls
-from tidelog.api.topics import TopicCalls
+from tidelog.api.topics import BrowseCalls, TopicCalls
 from tidelog.backends import World, create_context, open_context, real_world
 from tidelog.catalog import Catalog
+from tidelog.concurrency import Pool, check_process
 from tidelog.context import Context
 from tidelog.coordination.audit import user_at_host
-from tidelog.coordination.tokens import Tokens
+from tidelog.coordination.registry import Tokens
 from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.journal.amendment_writer import append_absent
 from tidelog.journal.lookup import Lookups
@@ -48,10 +48,8 @@ from tidelog.log.status import (
 from tidelog.model.event import Event, Positions
 from tidelog.model.playback import Time
 from tidelog.playback.merge import play_arrow, play_events
-from tidelog.process import check_process
 from tidelog.settings import Settings, check_options, config_string, load_settings
 from tidelog.store import Store
-from tidelog.tasks import Pool
 
 if TYPE_CHECKING:
     from tidelog.api.archives import Archives

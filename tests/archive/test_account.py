@@ -41,8 +41,8 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.archive import Account, Archive, ArchiveFormat
 from tidelog.model.decoding import seal_json
-from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Begin, Gap, Manifest
+from tidelog.model.topic import encode_row
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions

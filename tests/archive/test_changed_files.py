@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import tidelog.maintenance.purge as purge
+import tidelog.maintenance.turn as purge
 from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
 from tidelog import Event, Home
 from tidelog.archive.dead_letters import ReplayOptions, replay

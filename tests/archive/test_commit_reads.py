@@ -23,8 +23,8 @@ from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.commits import CommitRow, read_commits
 from tidelog.model import layout
-from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Begin, Commit, MergedRange, Progress
+from tidelog.model.topic import encode_row
 
 T0 = SourcePartition("t", "0")
 WHERE = layout.pipeline_partition("inc", "t/0")

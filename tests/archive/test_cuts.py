@@ -28,10 +28,10 @@ from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive
 from tidelog.pipeline import ranges
-from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader, CompletedReader
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.pump_stream import PumpOptions, open_pump
 from tidelog.pipeline.ranges import FilePolicy
+from tidelog.pipeline.special_ranges import CarriedRange, CarriedReader, CompletedReader
 from tidelog.settings import Settings
 
 SMALL = FilePolicy(max_bytes=600_000)  # 1,200 events, as events are taken to have 500 bytes

@@ -63,9 +63,9 @@ from tidelog.errors import (
 )
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Begin, FileEntry
 from tidelog.model.times import Backoff
+from tidelog.model.topic import encode_row
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions

@@ -13,13 +13,12 @@ import pytest
 from tests.codec.formats.files import batch, opened, write
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
-from tidelog.archive.read import ReadRequest, archived_rows, file_rows
+from tidelog.archive.read import ReadRequest, archived_rows, file_rows, read_rows
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.codec.event_json import plain_rows, row_lines
 from tidelog.codec.formats.base import OwnColumns
-from tidelog.codec.formats.raw_columns import read_rows
 from tidelog.codec.formats.typed import ColumnarFormat
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import purge_once
 
 EXTREMES: dict[str, list[Any]] = {
     "boolean": [True, False],

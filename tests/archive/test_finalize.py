@@ -32,9 +32,9 @@ from tidelog.log.notify_targets import open_target
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.decoding import seal_json
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Commit, FileEntry, ListedPartition, Manifest, Progress
 from tidelog.model.times import Backoff
+from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.date_folders import DateFolders
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore

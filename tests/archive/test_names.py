@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from tidelog import Event
 from tidelog.cli.main import cli
 from tidelog.codec.parsers.base import escaped, unescaped
-from tidelog.connectors.files.names import archived_name
+from tidelog.connectors.files.listing import archived_name
 from tidelog.home import create_home
 from tidelog.model import layout
 from tidelog.model.limits import FILE_PARTITION_BYTES_MAX, KEY_SEGMENT_BYTES_MAX

@@ -33,8 +33,8 @@ from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model import layout
 from tidelog.model.archive import Archive, DateFolder, encode_success
 from tidelog.model.decoding import seal_json
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Begin, Commit, FileEntry, Intent, Manifest, read_manifest
+from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.ranges import FilePolicy

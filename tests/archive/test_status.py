@@ -30,8 +30,8 @@ from tidelog.home import World, create_home
 from tidelog.journal.scribe import ScribeMetrics
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model import layout
-from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Intent
+from tidelog.model.topic import encode_row
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.share import DriverMembers
 from tidelog.settings import Settings

@@ -15,8 +15,8 @@ from tests.support.iceberg_rest import serving
 from tidelog import Event
 from tidelog.catalog.base import Put
 from tidelog.model import layout
-from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Aside
+from tidelog.model.topic import encode_row
 
 DAY_S = 86_400
 NOW_S = int(time.time()) // DAY_S * DAY_S  # the beginning of today

@@ -19,7 +19,7 @@ from tests.support.heartbeats import beaten_between_takes
 from tidelog import Event, Home
 from tidelog.home import create_home
 from tidelog.journal.compile import PartitionCompile
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.scribe import Rate, Tickets
 from tidelog.model.event import from_iso
 from tidelog.settings import Settings

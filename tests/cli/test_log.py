@@ -77,8 +77,7 @@ def test_a_person_is_asked_before_a_topic_goes(tidelog: Run) -> None:
 def test_a_topic_whose_creation_was_cut_short_is_listed_and_can_go(tidelog: Run) -> None:
     from tidelog.catalog import Put
     from tidelog.model import layout
-    from tidelog.model.partition_rows import encode_row
-    from tidelog.model.topic import Topic
+    from tidelog.model.topic import Topic, encode_row
 
     with library.open() as home:
         half = Topic("half", home.context.ids.new(), 2, created_ms=0)

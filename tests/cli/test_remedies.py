@@ -27,14 +27,14 @@ from tidelog import Event
 from tidelog.archive.delete import end_archive
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.connectors.source import SourcePartition
-from tidelog.coordination.members import Member
+from tidelog.coordination.ownership import Member
 from tidelog.coordination.pipeline_rows import change_archive
 from tidelog.errors import UnavailableError
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Intent, Progress
+from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.failures import PipelineFailures
 
 LATE = b'{"at": 1794700800}'

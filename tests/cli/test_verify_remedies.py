@@ -23,8 +23,8 @@ from tests.support.cli_run import Run
 from tidelog import Event
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.model import layout
-from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Intent
+from tidelog.model.topic import encode_row
 
 DATA = Path("tidelog-data")
 ROWS = DATA / "catalog.sqlite"

@@ -16,7 +16,7 @@ from tidelog.codec.event_batch import batch_of
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, EncodedJournal, JournalFile, encode_journal
 from tidelog.codec.segment import decode_index
 from tidelog.errors import CorruptError
-from tidelog.model.partition_rows import JournalOrigin
+from tidelog.model.topic import JournalOrigin
 
 pytestmark = pytest.mark.unit
 

@@ -10,7 +10,7 @@ import pytest
 
 from tidelog.codec import journal_file as journal
 from tidelog.codec.event_batch import table_of
-from tidelog.codec.sizes import fitting_rows, row_sizes, slices
+from tidelog.codec.formats.batches import fitting_rows, row_sizes, slices
 from tidelog.connectors.sink import lot_pieces
 from tidelog.log.producer.producer import Producer
 from tidelog.model.event import Event

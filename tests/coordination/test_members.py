@@ -10,7 +10,7 @@ import pytest
 from tidelog.catalog.base import Change, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.context import Context
-from tidelog.coordination.members import read_members
+from tidelog.coordination.ownership import read_members
 from tidelog.errors import FencedError
 from tidelog.model import layout
 from tidelog.pipeline.share import DriverMembers

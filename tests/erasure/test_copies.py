@@ -16,7 +16,7 @@ from tidelog.coordination.audit import ACTIONS_KEPT_MS, Action, record_action
 from tidelog.erasure.topic_copies import Originals, may_be_same, source_of_url
 from tidelog.model import layout
 from tidelog.model.address import recorded_name
-from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.topic import decode_row, encode_row
 
 
 def failing(event: Event) -> None:

@@ -15,11 +15,10 @@ from tidelog.erasure import rewrite as erase
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.proof import Proof
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.purge import purge_once
-from tidelog.maintenance.turn import ArchiveEraser
+from tidelog.maintenance.turn import ArchiveEraser, purge_once
 from tidelog.testing.scheduler import Crash
 
 WHY = Why("ada", "asked for")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.archive.test_names import Shell
 from tidelog import Event, Home
-from tidelog.coordination.copy_records import DeadLetterRecorder
+from tidelog.coordination.audit import DeadLetterRecorder
 from tidelog.erasure.from_archives import erase_archived
 from tidelog.testing.scheduler import FakeClock
 

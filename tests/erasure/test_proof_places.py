@@ -24,11 +24,10 @@ from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.purge import purge_once
-from tidelog.maintenance.turn import ArchiveEraser
+from tidelog.maintenance.turn import ArchiveEraser, purge_once
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.testing.scheduler import Crash

@@ -22,10 +22,10 @@ from tidelog.erasure.from_archives import erase_archived
 from tidelog.errors import InvalidError
 from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import purge_once
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.pipeline.lost_ranges import read_aside
+from tidelog.pipeline.special_ranges import read_aside
 from tidelog.testing.faults import Faults, FaultyStore
 from tidelog.testing.scheduler import Crash
 

@@ -16,7 +16,7 @@ from tidelog.coordination.audit import Why, read_audit
 from tidelog.errors import NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.lookup import Lookup
 from tidelog.log.ledger import read_erased
 from tidelog.log.maintenance.sweep import sweep_home

@@ -13,7 +13,7 @@ from tests.support.topic_upkeep import WEEK_S
 from tidelog.context import Context, LogSettings
 from tidelog.errors import NotFoundError, TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic

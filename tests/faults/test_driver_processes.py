@@ -24,7 +24,7 @@ from tests.support.child_processes import Nursery, is_alive
 from tests.support.up_run import upped
 from tests.support.waiting import until
 from tidelog import Event, Home
-from tidelog.coordination.members import read_members
+from tidelog.coordination.ownership import read_members
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.home import create_home
 from tidelog.model import layout

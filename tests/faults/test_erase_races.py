@@ -28,8 +28,7 @@ from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.errors import CorruptError
 from tidelog.maintenance import pipeline_sweep as sweep
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
-from tidelog.maintenance.turn import ArchiveEraser
+from tidelog.maintenance.turn import ArchiveEraser, purge_once
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.testing.scheduler import Crash

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tidelog.concurrency import ProcessGuard
 from tidelog.coordination.ownership import Ownership
 from tidelog.errors import InvalidError
 from tidelog.home import Home, create_home, open_home
 from tidelog.log.consumer.leases import read_lease
 from tidelog.log.producer.producer import Producer
 from tidelog.model import layout
-from tidelog.model.partition_rows import HeldRow, decode_row
-from tidelog.process import ProcessGuard
+from tidelog.model.topic import HeldRow, decode_row
 from tidelog.settings import load_settings
 
 _DONE, _REFUSED, _OTHER = 0, 3, 4

@@ -36,8 +36,8 @@ from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.producer.append import Appender, StoredSegment
+from tidelog.log.producer.append_plan import StagedSegment
 from tidelog.log.producer.idempotent_append import append_once
-from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import find_topic
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo

@@ -38,8 +38,8 @@ from tidelog.home import create_home, open_home
 from tidelog.model import decoding as sealed
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted, open_json
-from tidelog.model.partition_rows import Head, decode_row, encode_row
 from tidelog.model.schema import OBJECTS, ROWS
+from tidelog.model.topic import Head, decode_row, encode_row
 from tidelog.settings import load_settings
 
 HOMES = Path(__file__).parents[1] / "homes"

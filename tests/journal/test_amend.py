@@ -12,7 +12,7 @@ from tidelog.coordination.audit import id_hash
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home, World, create_home
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.partition_reader import Reader
 from tidelog.model.limits import ID_BYTES_MAX
 from tidelog.settings import Settings

@@ -17,7 +17,7 @@ from tidelog.journal.compile import (
     compile_partition,
     compile_topic,
 )
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.listing import list_journals
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic

@@ -17,7 +17,7 @@ from tidelog.context import LogSettings
 from tidelog.errors import UnavailableError
 from tidelog.journal import compile_tasks as by_tasks
 from tidelog.journal.compile import CompilePlan, CompileReport, PartitionCompile
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.compile_tasks import compile_by_tasks
 from tidelog.log.maintenance.trim import ToOffsets
 

@@ -17,7 +17,7 @@ from tests.support.compiled_journals import Death, Press
 from tests.support.ranges import batch_of, stage
 from tidelog import Event
 from tidelog.codec.event_batch import Contents, table_of
-from tidelog.codec.segment import encode_staged
+from tidelog.codec.segment import encode_staged, partitions_for, split
 from tidelog.connectors.sink import Lot
 from tidelog.connectors.topic.segments import EventLimit
 from tidelog.connectors.topic.sink import TopicPlaybackSink, TopicSettings, TopicSink
@@ -25,14 +25,13 @@ from tidelog.context import Context
 from tidelog.home import Home, World, create_home
 from tidelog.log.ledger import Copier
 from tidelog.log.partition_reader import Reader
-from tidelog.log.partitioner import partitions_for, split
-from tidelog.log.producer.staged import StagedSegment
+from tidelog.log.producer.append_plan import StagedSegment
 from tidelog.model import layout
 from tidelog.model.event import Event as Stored
 from tidelog.model.topic import Topic
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.pump_stream import PumpOptions, open_pump
 from tidelog.settings import Settings
 from tidelog.spark.write import Batch, SparkSink
 from tidelog.testing.faults import Faults

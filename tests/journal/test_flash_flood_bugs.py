@@ -11,7 +11,7 @@ from tidelog import Event
 from tidelog.errors import AlreadyExistsError, NotFoundError
 from tidelog.home import Home, World, create_home
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.settings import Settings
 
 T0 = 1_700_000_000_000

@@ -24,7 +24,7 @@ from tidelog.errors import (
 from tidelog.home import Home, World, create_home, open_home
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.lookup import Lookup, Lookups
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic

@@ -21,12 +21,12 @@ from tidelog.cli.main import cli
 from tidelog.context import Context
 from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, NotFoundError
 from tidelog.home import create_home, open_home
-from tidelog.journal.lost_topics import LostTopic
 from tidelog.journal.recover import RecoverReport
 from tidelog.log.maintenance import incarnations
+from tidelog.log.maintenance.incarnations import LostTopic
 from tidelog.log.topics import find_topic
 from tidelog.model import layout
-from tidelog.model.partition_rows import encode_row
+from tidelog.model.topic import encode_row
 from tidelog.settings import load_settings
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.faults import Faults, FaultyCatalog

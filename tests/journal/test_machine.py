@@ -36,7 +36,7 @@ from tidelog.errors import (
 from tidelog.journal.amend import Amender
 from tidelog.journal.amendment_writer import append_absent
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.listing import list_journals
 from tidelog.journal.lookup import Lookup
 from tidelog.log.maintenance.sweep import sweep_home

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tidelog.errors import InvalidError
-from tidelog.journal.compile_policy import (
+from tidelog.journal.compile_steps import (
     JOURNALS_AT_ONCE,
     RUNS_AT_ONCE,
     Candidate,
     CompilePolicy,
     choose_groups,
 )
-from tidelog.model.partition_rows import Journal, Run
+from tidelog.model.topic import Journal, Run
 
 NOW_MS = 1_000_000_000
 PLAIN = CompilePolicy(

@@ -12,7 +12,7 @@ from tests.log.maintenance.test_losses import Embedded
 from tidelog import Home
 from tidelog.cli.main import cli
 from tidelog.codec.segment import read_known
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 
 
 class Restored(Embedded):

@@ -17,7 +17,7 @@ from tidelog import Event
 from tidelog.errors import NotFoundError
 from tidelog.home import create_home
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.settings import Settings
 
 pytestmark = pytest.mark.server

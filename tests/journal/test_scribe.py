@@ -12,14 +12,14 @@ from tests.journal.test_compile import filled, values
 from tests.support.compiled_journals import Death, Press
 from tests.support.rounds import rounds
 from tidelog import Event
+from tidelog.concurrency import NoProcesses
 from tidelog.context import Context
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.home import create_home
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.scribe import Rate, Scribe, ScribeOptions, Tickets, Turn, TurnPosition
 from tidelog.model import layout
 from tidelog.model.topic import Topic
-from tidelog.process import NoProcesses
 from tidelog.settings import Settings
 from tidelog.testing.faults import Fault, Faults
 from tidelog.testing.scheduler import Crash, seeded_ids

@@ -21,7 +21,7 @@ from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
 from tidelog.errors import NotFoundError
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.listing import list_journals, read_journal
 from tidelog.journal.lookup import Lookup, Lookups
 from tidelog.log.maintenance.object_references import read_references

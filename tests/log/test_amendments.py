@@ -25,7 +25,7 @@ from tidelog.log.run_reader import (
     pending,
 )
 from tidelog.model import layout
-from tidelog.model.partition_rows import Amendment, Head, Journal, Run
+from tidelog.model.topic import Amendment, Head, Journal, Run
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.scheduler import FakeClock

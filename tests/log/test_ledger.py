@@ -18,10 +18,10 @@ from tidelog.home import Home, World, create_home
 from tidelog.log import ledger
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased, read_erased
 from tidelog.log.topics import raise_head
-from tidelog.model.partition_rows import Head
+from tidelog.model.topic import Head
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.pump_stream import PumpOptions, open_pump
 from tidelog.settings import Settings
 
 

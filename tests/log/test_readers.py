@@ -14,12 +14,12 @@ from tidelog import Event, Home
 from tidelog.catalog.base import Put
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo
-from tidelog.log.readers import readers_behind
+from tidelog.log.status import readers_behind
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import NamedPipeline, Progress, Totals
 from tidelog.model.playback import PlaybackPin, PlaybackState, TimeRange
+from tidelog.model.topic import encode_row
 from tidelog.playback.request import pin_topic
 from tidelog.playback.session import start_playback
 

@@ -17,7 +17,7 @@ from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log import run_reader as contents
 from tidelog.log.partition_reader import Reader
 from tidelog.log.run_reader import Cut, EventRows, describe_run, fetch_run, read_run
-from tidelog.model.partition_rows import Run
+from tidelog.model.topic import Run
 from tidelog.store.base import Store
 
 COUNT = 100

@@ -21,7 +21,7 @@ from tidelog.log.consumer import consumer as consumer_module
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Leases
 from tidelog.log.producer.append import Appender
-from tidelog.model.partition_rows import SentBatch
+from tidelog.model.topic import SentBatch
 from tidelog.testing.scheduler import FakeClock
 
 
@@ -413,8 +413,7 @@ def test_closing_a_home_closes_what_it_gave_out_and_flushes() -> None:
 
 
 def _incarnations(catalog: Catalog) -> Iterator[str]:
-    from tidelog.model.partition_rows import decode_row
-    from tidelog.model.topic import Topic
+    from tidelog.model.topic import Topic, decode_row
 
     for row in catalog.scan("registry", "topic/", "topic0"):
         yield decode_row(row.value, Topic, "topic").incarnation

@@ -24,8 +24,7 @@ from tidelog.errors import (
 )
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics, read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import Head, encode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Topic, encode_row
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash, FakeClock, seeded_ids

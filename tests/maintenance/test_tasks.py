@@ -25,12 +25,12 @@ from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite import PartitionRewriter, erase_from_archives
 from tidelog.erasure.rewrite_range import stage_here
 from tidelog.erasure.updates import update_archives
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import purge_once
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 from tidelog.testing.scheduler import Crash

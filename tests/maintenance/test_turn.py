@@ -15,7 +15,7 @@ from tidelog import Event, Home
 from tidelog.archive.account import read_account
 from tidelog.archive.archive import committed_files
 from tidelog.errors import CorruptError, InternalError, TidelogError, contained
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.scribe import ScribeOptions
 from tidelog.model import layout
 from tidelog.model.archive import Archive

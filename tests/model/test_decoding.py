@@ -13,7 +13,7 @@ import pytest
 
 from tidelog.errors import CorruptError
 from tidelog.model.decoding import decode_json, decode_msgpack
-from tidelog.model.partition_rows import decode_row
+from tidelog.model.topic import decode_row
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from tidelog.connectors.by_url import sink_at
 from tidelog.errors import InvalidError
 from tidelog.home import create_home
 from tidelog.model import layout
-from tidelog.model import partition_rows as producers
+from tidelog.model import topic as producers
 from tidelog.settings import Settings
 
 OWN = [

@@ -18,9 +18,9 @@ from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.errors import CorruptError, UnavailableError
 from tidelog.model import layout
-from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Begin, Gap, Intent, Progress
 from tidelog.model.times import Backoff
+from tidelog.model.topic import decode_row
 from tidelog.pipeline.base import ClaimedError, LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.failures import RemadeError

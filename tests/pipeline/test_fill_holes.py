@@ -37,9 +37,8 @@ from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model import limits
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import Gap, Manifest, Progress, joined_gaps
-from tidelog.pipeline.carried_ranges import CompletedReader
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.late_events import late_head
+from tidelog.pipeline.special_ranges import CompletedReader, late_head
 
 T0 = SourcePartition("t", "0")
 

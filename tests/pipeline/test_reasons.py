@@ -13,7 +13,7 @@ from tidelog import Event, Home
 from tidelog.coordination.audit import Why, read_audit
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.from_archives import erase_archived
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import purge_once
 
 SIGNS = ("#4711", "(x)", ",", " ")
 

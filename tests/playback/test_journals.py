@@ -24,13 +24,13 @@ from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.home import create_home
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.model import layout
-from tidelog.model.partition_rows import Head
 from tidelog.model.playback import Cursor, Pin, TimeRange
+from tidelog.model.topic import Head
 from tidelog.playback import run_queue
 from tidelog.playback.merge import BufferBounds, play
 from tidelog.playback.request import pin_topic

@@ -30,10 +30,9 @@ from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.topics import delete_topic, find_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.partition_rows import encode_row
 from tidelog.model.playback import Cursor, PlaybackState
 from tidelog.model.times import Backoff
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Topic, encode_row
 from tidelog.playback.play import Playback, PlaybackOptions, PlaybackResult, run_named
 from tidelog.playback.request import PlaybackRequest, pinned_playback
 from tidelog.playback.session import NamedPlayback, find_playback

@@ -63,18 +63,18 @@ from tidelog.erasure import rewrite as erase
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import _ProofSearch
 from tidelog.errors import TidelogError
-from tidelog.journal import compile_policy
+from tidelog.journal import compile_steps
 from tidelog.log.producer.append import Appender
 from tidelog.maintenance import pipeline_sweep as compact
 from tidelog.maintenance import pipeline_sweep as sweep
-from tidelog.maintenance import purge
+from tidelog.maintenance import turn
 from tidelog.model import layout
 from tidelog.model.pipeline import Totals
 from tidelog.pipeline import cycle, failures
-from tidelog.pipeline.carried_ranges import CompletedReader
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures
 from tidelog.pipeline.source_partitions import Beginnings
+from tidelog.pipeline.special_ranges import CompletedReader
 
 __all__ = ["BUGS", "Bug", "notices", "seeds_until_caught"]
 
@@ -401,7 +401,7 @@ def _erasure_counts_nothing(patch: Patch) -> None:
 
 def _erasure_leaves_kept_generations_out(patch: Patch) -> None:
     """Erasure and proof look at live generations alone."""
-    for module in (archived, erase, purge):
+    for module in (archived, erase, turn):
         of = module.reachable_archives_of
 
         def live(home: Any, topic: Any, of: Any = of) -> Any:
@@ -455,7 +455,7 @@ def _trim_passes_over_archives(patch: Patch) -> None:
 
 def _journal_keeps_trimmed_events(patch: Patch) -> None:
     """A journal that holds the start is not made again, as nothing in it waits to be compiled."""
-    patch.setattr(compile_policy, "_is_cut", lambda *_: False)
+    patch.setattr(compile_steps, "_is_cut", lambda *_: False)
 
 
 BUGS: Mapping[str, Bug] = {

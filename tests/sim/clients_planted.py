@@ -9,9 +9,9 @@ from unittest import mock
 
 from tidelog.catalog.base import Put
 from tidelog.context import Context
-from tidelog.coordination.members import Member
+from tidelog.coordination.ownership import Member
 from tidelog.errors import UnknownOutcomeError
-from tidelog.log.consumer import delete as consumers
+from tidelog.log.consumer import control as consumers
 from tidelog.log.consumer import handler
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Lease, LeaseReader, Leases, all_or_nothing
@@ -19,8 +19,7 @@ from tidelog.log.producer.flush import Flush, FlushFailure, FlushFailures, SendF
 from tidelog.log.producer.producer import Producer
 from tidelog.model import layout
 from tidelog.model.event import Event, Position
-from tidelog.model.partition_rows import encode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Topic, encode_row
 
 __all__ = [
     "back_to_positions",

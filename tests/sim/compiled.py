@@ -20,14 +20,14 @@ from tidelog.context import Context
 from tidelog.errors import FencedError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter
 from tidelog.journal.compile import PartitionCompile, _swaps
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.listing import MovedError
 from tidelog.log.consumer.leases import Leases
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import Head, Run
+from tidelog.model.topic import Head, Run
 from tidelog.store.base import Store
 from tidelog.testing.scheduler import Scheduler
 

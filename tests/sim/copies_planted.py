@@ -9,7 +9,7 @@ import pytest
 
 from tidelog.archive.derived_archives import archives_of
 from tidelog.coordination import audit
-from tidelog.erasure import topic_copies, unsearched
+from tidelog.erasure import proof_scope, topic_copies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.topic_copies import Copies
@@ -59,7 +59,7 @@ def restored_archives_are_not_listed(patch: Patch) -> None:
     def by_name(context: Any, topic: Any) -> list[Any]:
         return list({archive.name: archive for archive, _ in archives_of(context, topic)}.values())
 
-    patch.setattr(unsearched, "archives_with", by_name)
+    patch.setattr(proof_scope, "archives_with", by_name)
 
 
 def audit_forgets_copies(patch: Patch) -> None:

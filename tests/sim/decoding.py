@@ -17,8 +17,9 @@ import pyarrow as pa
 import pytest
 
 from tidelog.archive import dead_letters
+from tidelog.archive import read as archive_read
 from tidelog.codec import journal_file, segment
-from tidelog.codec.formats import parquet, raw_columns, text_lines
+from tidelog.codec.formats import parquet, text_lines
 from tidelog.codec.formats.batches import open_data
 
 __all__ = ["decoding_once"]
@@ -69,7 +70,7 @@ def _keep_journals(patch: pytest.MonkeyPatch, memo: _Memo) -> None:
 
 
 def _keep_files(patch: pytest.MonkeyPatch, memo: _Memo) -> None:
-    real_read, real_rows = parquet.ParquetFormat._read, raw_columns._parquet
+    real_read, real_rows = parquet.ParquetFormat._read, archive_read._parquet
     real_lines, real_dead = text_lines.read_event_lines, dead_letters._read_table
 
     def read(self: Any, data: Any) -> Iterator[pa.RecordBatch]:
@@ -90,8 +91,8 @@ def _keep_files(patch: pytest.MonkeyPatch, memo: _Memo) -> None:
         return _kept(memo, ("dead", data), lambda: real_dead(data))
 
     patch.setattr(parquet.ParquetFormat, "_read", read)
-    patch.setattr(raw_columns, "_parquet", rows)
-    patch.setattr(raw_columns, "open_data", _open_whole)
+    patch.setattr(archive_read, "_parquet", rows)
+    patch.setattr(archive_read, "open_data", _open_whole)
     patch.setattr(text_lines, "read_event_lines", lines)
     patch.setattr(dead_letters, "_read_table", dead)
 

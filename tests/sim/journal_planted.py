@@ -39,9 +39,8 @@ from tidelog.log.maintenance.unused_objects import ObjectUses
 from tidelog.log.producer.append import Appender
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import Head, HeldRow, decode_row, encode_row
 from tidelog.model.playback import Cursor
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, HeldRow, Topic, decode_row, encode_row
 from tidelog.playback.run_queue import SwapGuard
 from tidelog.playback.session import NamedPlayback
 

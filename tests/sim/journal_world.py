@@ -39,7 +39,7 @@ from tidelog.errors import (
     TidelogError,
 )
 from tidelog.journal.amend import AmendResult
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.scribe import ScribeOptions
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic

@@ -14,7 +14,7 @@ from tidelog.catalog.base import Row
 from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites, _TrackedCatalog
 from tidelog.errors import ConflictError, NotFoundError
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.listing import list_journals, read_journal
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.partition_reader import Reader

@@ -29,7 +29,7 @@ from tests.sim.stale import check_kind
 from tests.sim.world import Parts, World
 from tidelog.catalog import update as settling
 from tidelog.catalog.base import Catalog, Change, Delete, Put, WriteOutcome, judge
-from tidelog.codec.segment import Piece, Segment
+from tidelog.codec.segment import KeylessTurns, Piece, Segment
 from tidelog.context import Context
 from tidelog.coordination.audit import key_hash, read_records
 from tidelog.erasure import delete
@@ -45,10 +45,10 @@ from tidelog.journal import recover
 from tidelog.journal.stray_events import StrayEvents, TopicSnapshot, Unit, UnitEvents
 from tidelog.log import notifier as notify
 from tidelog.log import partition_reader as read
-from tidelog.log import readers, topics
+from tidelog.log import status, topics
 from tidelog.log.consumer import consumer as consumer_module
-from tidelog.log.consumer import delete as consumers
-from tidelog.log.consumer import handler, move
+from tidelog.log.consumer import control, handler
+from tidelog.log.consumer import control as consumers
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Lease, Leases, read_lease
 from tidelog.log.ledger import Copier
@@ -57,14 +57,12 @@ from tidelog.log.maintenance.obsolete_rows import PRODUCER_EXPIRES_MS
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.unused_objects import ObjectUses
 from tidelog.log.notifier import CheckResult, Debounce, NotifyState
-from tidelog.log.partitioner import KeylessTurns
 from tidelog.log.producer.append import Appender, StoredSegment
 from tidelog.log.producer.append_plan import AppendPlan
 from tidelog.log.producer.flush import EventFields, FlushFailures, SendFuture
 from tidelog.log.producer.producer import Producer
 from tidelog.model import layout
-from tidelog.model.partition_rows import AppenderView, Head, JournalOrigin, encode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import AppenderView, Head, JournalOrigin, Topic, encode_row
 from tidelog.store.base import ObjectInfo, exists_already
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
 
@@ -532,7 +530,7 @@ BUGS: dict[str, Bug] = {
     "notified before it is sent": _clients("P1", (Debounce, "_send", record_before_sending)),
     "promise of any length": _clients("P1", (notify, "_deferral_ms", any_promise)),
     "key forgotten by two clocks": _keys("P1", (sweep, "forget_producer", forget_by_own_clock)),
-    "trim passes a reader": _readers("P7", (readers, "readers_behind", no_readers)),
+    "trim passes a reader": _readers("P7", (status, "readers_behind", no_readers)),
     "failed poll rewinds the next lease": _members(
         "P3",
         (consumer_module, "all_or_nothing", wrong.back_to_positions),
@@ -558,7 +556,7 @@ BUGS: dict[str, Bug] = {
         "P3", (consumers._Deletion, "_begin", wrong.mark_whichever)
     ),
     "cursor of a deleted consumer moved": _members(
-        "P3", (move, "check_consumer", wrong.no_check_of_a_consumer)
+        "P3", (control, "check_consumer", wrong.no_check_of_a_consumer)
     ),
     "heartbeat passes a delete": _members("P3", (Leases, "_beat", wrong.beat_whatever)),
     "deleted topic read as damage": _topics("P7", (read, "read_head", read_closed_head)),

@@ -14,12 +14,16 @@ from dataclasses import dataclass
 
 from tests.sim.copies_world import CopiesDone, CopiesWorld
 from tests.sim.journal_home import PARTITIONS
-from tidelog.coordination.audit import ACTIONS_KEPT_MS, forget_actions, record_action
-from tidelog.coordination.copy_records import DeadLetterRecorder
+from tidelog.coordination.audit import (
+    ACTIONS_KEPT_MS,
+    DeadLetterRecorder,
+    forget_actions,
+    record_action,
+)
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.consumer.handler import dead_letter_to
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import purge_once
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 

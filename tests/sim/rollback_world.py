@@ -42,7 +42,7 @@ from tidelog.erasure.delete import DeleteResult, erase_strays
 from tidelog.errors import ConflictError, CorruptError
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.recover import RecoverReport, recover_topic
 from tidelog.log.ledger import Copier, append_staged
@@ -50,11 +50,10 @@ from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
 from tidelog.log.producer.append import Appender
-from tidelog.log.producer.staged import StagedSegment, staged_origin
+from tidelog.log.producer.append_plan import StagedSegment, staged_origin
 from tidelog.log.topics import create_topic, find_topic
 from tidelog.model.event import Event
-from tidelog.model.partition_rows import Head
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Topic
 from tidelog.store.base import put_fresh
 from tidelog.testing.faults import Fault
 

@@ -1,4 +1,4 @@
-"""Erasures from archives whose files tasks search, stage and replace (``tasks.TaskRunner``).
+"""Erasures from archives whose files tasks search, stage and replace (``concurrency.TaskRunner``).
 
 Four processes delete events and carry that into archives at once, while two drivers write the same
 folders. Two of them have a task runner as Spark is one: tasks come in any order, wait, run twice,
@@ -17,6 +17,7 @@ import pytest
 
 from tests.sim.archive_world import ArchivesWorld, Done
 from tests.sim.archive_worlds import RATES
+from tidelog.concurrency import TaskRunner
 from tidelog.coordination.commits import load_manifest, read_commit_rows
 from tidelog.erasure import rewrite_range, search
 from tidelog.erasure.rewrite_range import RangeRewrite
@@ -25,7 +26,6 @@ from tidelog.home import Home
 from tidelog.journal import compile_tasks
 from tidelog.log.topics import find_topic
 from tidelog.pipeline.ranges import WaitingEvents
-from tidelog.tasks import TaskRunner
 from tidelog.testing.faults import FaultyStore
 from tidelog.testing.scheduler import Scheduler
 

@@ -10,8 +10,7 @@ from tidelog.context import Context
 from tidelog.errors import TidelogError
 from tidelog.log.maintenance import object_references, sweep
 from tidelog.model import layout
-from tidelog.model.partition_rows import HeldRow, decode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import HeldRow, Topic, decode_row
 
 BUG_SEEDS = 200
 

@@ -38,8 +38,7 @@ from tidelog.log.producer.append import Appender
 from tidelog.log.topics import create_topic, find_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.partition_rows import Head, Run
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Run, Topic
 from tidelog.testing.faults import FaultyCatalog
 
 PARTITIONS = 2

@@ -21,7 +21,7 @@ from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.partition_reader import Reader
-from tidelog.log.producer.staged import StagedSegment
+from tidelog.log.producer.append_plan import StagedSegment
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.model import layout
 from tidelog.model.event import Event

@@ -9,8 +9,7 @@ import pytest
 from pyspark import cloudpickle
 
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
-from tidelog.spark.failures import cause_of, job_error
-from tidelog.spark.python_worker import worker_name
+from tidelog.spark.failures import cause_of, job_error, worker_name
 from tidelog.spark.workers import load_transform
 
 USER = """An exception was thrown from the Python worker:

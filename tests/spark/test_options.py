@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType, TimestampNTZType
 
 from tidelog.errors import InvalidError
-from tidelog.model.partition_rows import Run
+from tidelog.model.topic import Run
 from tidelog.spark.columns import arrow_schema, check_writable, spark_schema
 from tidelog.spark.options import (
     BATCH_READ,

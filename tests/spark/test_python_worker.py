@@ -16,7 +16,7 @@ from tests.spark.conftest import Read
 from tidelog import Event, Home
 from tidelog.errors import InvalidError
 from tidelog.spark import workers
-from tidelog.spark.python_worker import note_path
+from tidelog.spark.failures import note_path
 
 
 def test_note_of_a_task_is_in_a_folder_that_only_its_user_can_read(

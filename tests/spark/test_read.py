@@ -15,9 +15,9 @@ from tests.support.compiled_logs import Bench
 from tidelog import Event, Home
 from tidelog.errors import CorruptError, TidelogError
 from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.spark import TidelogReader
 from tidelog.spark.columns import arrow_schema, spark_schema
 from tidelog.spark.options import BATCH_READ, read_columns, read_options
-from tidelog.spark.source import TidelogReader
 from tidelog.store.local import LocalStore
 
 START_MS = 1_763_200_000_000  # 2025-11-15T09:46:40Z

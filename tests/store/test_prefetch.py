@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from tidelog.errors import NotFoundError
-from tidelog.store.prefetch import fetch_ahead, fetch_ahead_in_threads
+from tidelog.store.fetch import fetch_ahead, fetch_ahead_in_threads
 
 
 def test_everything_comes_in_order_though_fetched_side_by_side() -> None:

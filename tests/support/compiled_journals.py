@@ -12,14 +12,12 @@ from tidelog.catalog.base import Put
 from tidelog.context import Context
 from tidelog.errors import ConflictError, UnknownOutcomeError
 from tidelog.journal.compile import CompileReport, PartitionCompile, compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
-from tidelog.journal.compile_steps import make_journals
+from tidelog.journal.compile_steps import CompilePolicy, make_journals
 from tidelog.log.maintenance.unused_objects import list_unused
 from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import Amendment, Run, decode_row, encode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Amendment, Run, Topic, decode_row, encode_row
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash
 

@@ -14,8 +14,7 @@ from tidelog.context import Context
 from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import Amendment, Head, Run, decode_row, encode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Amendment, Head, Run, Topic, decode_row, encode_row
 
 
 class Bench:

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from tidelog.context import Context
-from tidelog.coordination.members import Membership
-from tidelog.coordination.ownership import Ownership
+from tidelog.coordination.ownership import Membership, Ownership
 from tidelog.model import layout
 
 SECONDS_MAX = 60

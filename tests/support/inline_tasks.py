@@ -6,9 +6,9 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from tidelog.concurrency import TaskRunner
 from tidelog.errors import TidelogError
 from tidelog.store import shared_store
-from tidelog.tasks import TaskRunner
 
 
 class InlineTasks:

@@ -25,7 +25,7 @@ from tests.support.log_workers import PAUSE_S, consume, note, produce
 from tidelog import Event
 from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 
 T = TypeVar("T")

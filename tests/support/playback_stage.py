@@ -16,9 +16,8 @@ from tidelog.codec.segment import encode_staged
 from tidelog.log.partition_reader import Reader
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.partition_rows import decode_row
 from tidelog.model.playback import Cursor, Pin, PlaybackState, TimeRange
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Topic, decode_row
 from tidelog.playback.merge import BufferBounds, play
 from tidelog.playback.request import AsOf, pin_topic
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 
+from tidelog.backends import Telemetry
 from tidelog.errors import TidelogError
 from tidelog.home import Home, World, create_home
 from tidelog.server.options import ServeOptions
 from tidelog.server.run import serve
 from tidelog.settings import Settings
-from tidelog.telemetry import Telemetry
 
 
 @dataclass(frozen=True)

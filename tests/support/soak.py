@@ -27,7 +27,7 @@ from tidelog.errors import (
 )
 from tidelog.home import Home, open_home
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model.event import Event

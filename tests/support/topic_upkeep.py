@@ -16,8 +16,7 @@ from tidelog.log.producer.append import Appender, StoredSegment
 from tidelog.log.topics import create_topic, find_topic, read_head
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.partition_rows import AppenderView, Head, Run, decode_row, encode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import AppenderView, Head, Run, Topic, decode_row, encode_row
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore

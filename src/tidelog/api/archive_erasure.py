@@ -9,12 +9,12 @@ from tidelog.api.archive_view import ArchiveView
 from tidelog.api.maintenance import ProveOptions
 from tidelog.api.spark_workers import with_tasks
 from tidelog.coordination.audit import Why, user_at_host
+from tidelog.erasure.delete import ErasurePlan, plan_archive_erasure
 from tidelog.erasure.from_archives import ErasedFromArchives, erase_archived
-from tidelog.erasure.plan import ErasurePlan, plan_archive_erasure
 from tidelog.erasure.proof import Proof, record_proof
 from tidelog.erasure.proof_search import prove_erased_from_archive
 from tidelog.errors import InvalidError
-from tidelog.maintenance.purge import ArchivedEvents, ErasureWatch, erase_archived_and_prove
+from tidelog.maintenance.turn import ArchivedEvents, ErasureWatch, erase_archived_and_prove
 from tidelog.model import defaults
 from tidelog.model.times import duration_ms
 from tidelog.settings import check_options

@@ -18,15 +18,16 @@ from tidelog.context import Context
 from tidelog.coordination.audit import record_action
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.delete import consumer_version, delete_consumer
-from tidelog.log.consumer.leases import Start
-from tidelog.log.consumer.move import (
+from tidelog.log.consumer.control import (
     CursorMove,
     check_consumer,
+    consumer_version,
+    delete_consumer,
     move_cursor,
     plan_move,
     seek_cursor,
 )
+from tidelog.log.consumer.leases import Start
 from tidelog.log.status import Lag, Members, MemberState, consumer_lag, consumer_names
 from tidelog.model.address import nearest
 from tidelog.model.event import Event, check_timestamp, to_iso

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from tidelog.concurrency import TaskRunner
 from tidelog.context import Context
 from tidelog.coordination.audit import (
     Action,
@@ -20,13 +21,13 @@ from tidelog.coordination.audit import (
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal.amend import Amender, AmendResult
 from tidelog.journal.compile import CompileReport, compile_topic, waiting_bytes
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.compile_tasks import compile_by_tasks
 from tidelog.journal.listing import JournalEntry, amendments_waiting, list_journals
 from tidelog.journal.lookup import Lookups
-from tidelog.journal.lost_topics import LostTopic
 from tidelog.journal.recover import RecoverReport, recover_topic
 from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
+from tidelog.log.maintenance.incarnations import LostTopic
 from tidelog.log.topics import list_topics
 from tidelog.model import defaults
 from tidelog.model.event import Event
@@ -35,10 +36,9 @@ from tidelog.model.playback import Time, whole_range
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
 from tidelog.settings import check_options
-from tidelog.tasks import TaskRunner
 
 if TYPE_CHECKING:
-    from tidelog.erasure.plan import ErasurePlan
+    from tidelog.erasure.delete import ErasurePlan
 
 __all__ = ["CompileOptions", "JournalCalls", "presign_s", "unknown_id"]
 
@@ -148,7 +148,7 @@ class JournalCalls(ABC):
         >>> plan.events, plan.partitions, plan.archives
         (1, {'orders/0': 1}, {'daily': 1})
         """
-        from tidelog.erasure.plan import plan_erasure  # noqa: PLC0415 - loads archives
+        from tidelog.erasure.delete import plan_erasure  # noqa: PLC0415 - loads archives
 
         wanted = [ids] if isinstance(ids, str) else list(ids)
         lookup = self._lookups.of(self.topic(topic))

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 from tidelog.api.journal import unknown_id
 from tidelog.catalog import Catalog
-from tidelog.catalog.disk_reserve import freeing
+from tidelog.catalog.wrappers import freeing
+from tidelog.concurrency import TaskRunner
 from tidelog.context import Context
 from tidelog.coordination.audit import Owner, Why, record_action
 from tidelog.coordination.jobs import Jobs, SupervisedPart
@@ -24,7 +25,7 @@ from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.coordination.registry import check_shown
 from tidelog.errors import InvalidError
 from tidelog.journal.amend import Amender
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.lookup import Lookups, check_id
 from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
 from tidelog.log.maintenance.incarnations import inspect_home
@@ -38,8 +39,7 @@ from tidelog.log.maintenance.trim import (
     trim_topic,
 )
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
-from tidelog.log.readers import Past, check_readers
-from tidelog.log.status import read_heads
+from tidelog.log.status import Past, check_readers, read_heads
 from tidelog.model import defaults
 from tidelog.model.event import check_timestamp
 from tidelog.model.times import duration_ms
@@ -47,13 +47,12 @@ from tidelog.model.topic import Topic
 from tidelog.settings import check_options
 from tidelog.store import Store
 from tidelog.store.wrappers import CachedStore
-from tidelog.tasks import TaskRunner
 
 if TYPE_CHECKING:
     from tidelog.erasure.delete import DeleteResult
     from tidelog.erasure.proof import Proof
     from tidelog.erasure.updates import ArchiveUpdate
-    from tidelog.maintenance.purge import Erasure, ErasureWatch
+    from tidelog.maintenance.turn import Erasure, ErasureWatch
 
 __all__ = ["EraseOptions", "MaintenanceCalls", "ProveOptions", "TrimOptions"]
 
@@ -260,7 +259,7 @@ class MaintenanceCalls(ABC):
         True
         """
         from tidelog.erasure.delete import erase_strays
-        from tidelog.maintenance.purge import ErasureWatch, purge_and_prove
+        from tidelog.maintenance.turn import ErasureWatch, purge_and_prove
 
         check_options("purge_and_prove", options, ProveOptions)
         context = self._with_tasks(
@@ -344,7 +343,7 @@ class MaintenanceCalls(ABC):
         >>> home.purge("orders").compiled.journals
         1
         """
-        from tidelog.maintenance.purge import ErasureWatch, purge
+        from tidelog.maintenance.turn import ErasureWatch, purge
 
         context = self._with_tasks(f"erase {topic}", spark, spark_conf)
         waits = (duration_ms(grace), duration_ms(wait))

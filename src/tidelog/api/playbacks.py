@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypedDict
 
 from tidelog.api.spark_workers import open_session
+from tidelog.concurrency import Pool
 from tidelog.connectors.sink import (
     PlaybackSink,
     SinkContext,
@@ -18,7 +19,7 @@ from tidelog.connectors.sink import (
     open_playback_sink,
 )
 from tidelog.context import Context
-from tidelog.coordination.copy_records import record_playback
+from tidelog.coordination.audit import record_playback
 from tidelog.errors import InvalidError
 from tidelog.model import limits
 from tidelog.model.address import parse_address
@@ -38,7 +39,6 @@ from tidelog.playback.play import (
 )
 from tidelog.playback.request import PlaybackRequest, pin_asked, pinned_playback
 from tidelog.playback.session import KnownPlayback, NamedPlayback, forget_playback, list_playbacks
-from tidelog.tasks import Pool
 
 __all__ = ["PlayOptions", "Playbacks", "play_to", "time_text"]
 

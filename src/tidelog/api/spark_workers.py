@@ -33,10 +33,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidelog.concurrency import TaskRunner
 from tidelog.context import Context
 from tidelog.errors import AlreadyExistsError, InvalidError, TidelogError
 from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome, Workers
-from tidelog.tasks import TaskRunner
 
 if TYPE_CHECKING:
     from tidelog.spark.workers import SparkWorkers

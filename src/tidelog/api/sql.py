@@ -29,6 +29,7 @@ from tidelog.api.sql_tables import (
     as_dataset,
 )
 from tidelog.archive.archive import list_archives
+from tidelog.concurrency import Pool
 from tidelog.context import Context
 from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.log.topics import list_topics
@@ -36,7 +37,6 @@ from tidelog.model.address import nearest
 from tidelog.model.archive import Archive
 from tidelog.model.event import check_utf8
 from tidelog.model.topic import Topic
-from tidelog.tasks import Pool
 
 __all__ = ["Allow", "SqlValues", "printable", "run_query"]
 

@@ -28,6 +28,7 @@ from pyarrow import fs
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.codec.event_batch import EVENT_SCHEMA, STORED_SCHEMA
 from tidelog.codec.journal_file import RowGroup
+from tidelog.concurrency import Pool
 from tidelog.connectors.by_url import store_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import counting_files, read_partitions
@@ -37,11 +38,9 @@ from tidelog.log.run_reader import Amendments, Cut, EventRows, describe_run, rea
 from tidelog.log.run_reader import fetch_run as fetch_bytes
 from tidelog.log.topics import read_head
 from tidelog.model.archive import Archive
-from tidelog.model.partition_rows import Head, Run
 from tidelog.model.pipeline import FileEntry, Manifest
-from tidelog.model.topic import Topic
-from tidelog.store.prefetch import fetch_ahead
-from tidelog.tasks import Pool
+from tidelog.model.topic import Head, Run, Topic
+from tidelog.store.fetch import fetch_ahead
 
 __all__ = ["ArchiveTable", "EventTable", "Scans", "TopicTable", "Unreadable", "as_dataset"]
 

@@ -33,7 +33,6 @@ from tidelog.coordination.pipeline_rows import (
 )
 from tidelog.model import layout
 from tidelog.model.archive import Account, account_of
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
     FileEntry,
     Gap,
@@ -43,6 +42,7 @@ from tidelog.model.pipeline import (
     joined_gaps,
     offsets_between,
 )
+from tidelog.model.topic import decode_row, encode_row
 
 __all__ = [
     "Recount",

@@ -48,7 +48,6 @@ from tidelog.catalog.update import read_stable
 from tidelog.codec.event_json import plain_rows
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.by_url import source_at, store_at
-from tidelog.connectors.files.objects import fetched
 from tidelog.connectors.source import Bounds, RangeReader, Source, SourcePartition, SourceRange
 from tidelog.context import Context
 from tidelog.coordination.commits import read_commits_to, read_manifests
@@ -63,6 +62,7 @@ from tidelog.model.archive import Archive
 from tidelog.model.pipeline import BeginReason, FileEntry, Gap, Manifest, Progress
 from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows
 from tidelog.store.base import Store
+from tidelog.store.fetch import fetched
 
 __all__ = [
     "SAMPLE_OFFSETS",

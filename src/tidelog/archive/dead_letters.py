@@ -36,10 +36,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidelog.archive.archive import check_active, sink_settings
+from tidelog.archive.derived_archives import output_of
 from tidelog.archive.erased_events import ErasedBefore
 from tidelog.archive.freeze import HeadGate
 from tidelog.archive.read import ArchiveFiles
-from tidelog.archive.transform_output import output_of
 from tidelog.archive.verify_checks import read_offsets
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.base import MISFIT_SCHEMA

@@ -30,8 +30,8 @@ Deleting the files as well:
 
 A stalled driver may copy files of a decided range after step 7. So ``_owner`` and the row of step 8
 stay forever: every sweep deletes such copies, proofs search these folders, and no other archive may
-use them, or a folder below or above (``roots``). A sweep deletes only names that the archive could
-have written, and only if ``_owner`` is its own. A missing folder is done.
+use them, or a folder below or above (``archive``). A sweep deletes only names that the archive
+could have written, and only if ``_owner`` is its own. A missing folder is done.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ from functools import partial
 
 import msgspec
 
-from tidelog.archive.archive import list_archives, open_sink
+from tidelog.archive.archive import is_ours, is_own_name, list_archives, open_sink, own_folders
 from tidelog.archive.freeze import freeze_heads
-from tidelog.archive.roots import is_ours, is_own_name, own_folders
 from tidelog.catalog.base import Put
-from tidelog.catalog.disk_reserve import freeing
+from tidelog.catalog.wrappers import freeing
 from tidelog.connectors.by_url import files_at, no_source, pipelines_of, store_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (

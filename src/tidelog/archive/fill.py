@@ -55,8 +55,8 @@ from tidelog.archive.coverage import (
     unknown_topics,
     without,
 )
+from tidelog.archive.derived_archives import OutputSpans, output_spans, refuse_output
 from tidelog.archive.read import ArchiveFiles
-from tidelog.archive.transform_output import OutputSpans, output_spans, refuse_output
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.by_url import source_at, store_at
 from tidelog.connectors.source import (
@@ -90,9 +90,9 @@ from tidelog.coordination.pipeline_rows import read_listed, read_partitions
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import ListedPartition
-from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader, CompletedReader
 from tidelog.pipeline.failures import without_remade
 from tidelog.pipeline.source_partitions import read_known, tracking_pipeline
+from tidelog.pipeline.special_ranges import CarriedRange, CarriedReader, CompletedReader
 
 __all__ = [
     "FillFilesSource",

@@ -48,8 +48,8 @@ from tidelog.errors import (
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive, ArchiveEnd, Promotion
 from tidelog.model.event import to_iso
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Progress
+from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.base import Pipeline, frozen
 from tidelog.pipeline.cycle import Cycle, CycleReport, Track
 from tidelog.pipeline.source_partitions import copy_seen
@@ -169,7 +169,7 @@ class _Freeze(Cycle):
             self._settle(track)
 
     def _settle(self, track: Track) -> None:
-        self._read_intent(track)
+        track.read_intent(self._context.catalog)
         if track.intent is None:
             return
         if track.intent.manifest:

@@ -65,12 +65,11 @@ from tidelog.archive.coverage import (
     without,
 )
 from tidelog.archive.delete import finish_removal
-from tidelog.archive.derived_archives import refuse_circle
+from tidelog.archive.derived_archives import may_hold_output, refuse_circle
 from tidelog.archive.erased_events import ErasedBefore
 from tidelog.archive.freeze import carry_known, freeze_heads, is_stale, release_heads, withdraw
 from tidelog.archive.tables import check_tables, forget_files, replace_files
-from tidelog.archive.transform_output import may_hold_output
-from tidelog.catalog.disk_reserve import freeing
+from tidelog.catalog.wrappers import freeing
 from tidelog.connectors.by_url import files_at, pipelines_of, source_at
 from tidelog.connectors.source import SourcePartition, bounds_apart
 from tidelog.context import Context

@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
+from tidelog.archive.read import count_rows
 from tidelog.archive.table_files import (
     CatalogTable,
     Table,
@@ -42,10 +43,9 @@ from tidelog.archive.table_files import (
     date_of,
 )
 from tidelog.archive.table_files import object_url as url_of
-from tidelog.codec.formats.raw_columns import count_rows
-from tidelog.connectors.files.objects import opened
 from tidelog.errors import ConflictError, InvalidError, UnavailableError
 from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.fetch import opened
 
 try:
     from botocore import exceptions as sdk

@@ -37,10 +37,10 @@ from tidelog.archive.table_files import (
     iceberg_properties,
     object_url,
 )
+from tidelog.concurrency import Pool
 from tidelog.errors import ConflictError, CorruptError, InvalidError, TidelogError, UnavailableError
 from tidelog.model.address import parse_address
 from tidelog.model.decoding import decode_json
-from tidelog.tasks import Pool
 
 __all__ = ["IcebergTable", "SmallFileIO"]
 

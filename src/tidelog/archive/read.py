@@ -5,6 +5,12 @@ the raw value, and sidecars, have their own columns, because no event can be reb
 
 To find an event: one commit covers an offset, and its manifest names the few files that may hold
 it. Only these are read, and none if a file holds every offset between its first and last.
+
+**A file's own columns** are read as they are: for people who inspect it, and if no event can be
+restored. Files with typed columns and without the raw value have no events that could be restored,
+but they have rows; so do sidecars. Only formats with columns have them: Parquet, ORC and Avro.
+
+:func:`count_rows` reads only a file's footer.
 """
 
 from __future__ import annotations
@@ -13,22 +19,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import orc
 
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats import Format, open_format, settings_of
-from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
+from tidelog.codec.formats.avro import AvroContainer, check_installed
+from tidelog.codec.formats.base import MISFIT_SCHEMA, Data, OwnColumns, file_name
 from tidelog.codec.formats.batches import decoding, open_data
+from tidelog.codec.formats.orc import read_all_columns
 from tidelog.codec.formats.parquet import SIDECAR_SCHEMA
-from tidelog.codec.formats.raw_columns import FOOTED, ROW_FORMATS, count_rows, read_rows
 from tidelog.codec.formats.sequence import BYTES, SequenceReader
 from tidelog.connectors.by_url import store_at
-from tidelog.connectors.files.names import FileAddress, parse_file_address
-from tidelog.connectors.files.objects import fetched, opened
+from tidelog.connectors.files.listing import FileAddress, parse_file_address
 from tidelog.context import Context
 from tidelog.coordination.commits import CommitRow, Manifests, read_commits
 from tidelog.coordination.pipeline_rows import (
@@ -43,21 +51,69 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import layout
 from tidelog.model.address import nearest, parse_address
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress
+from tidelog.model.topic import decode_row
 from tidelog.store import open_store_here
 from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.fetch import fetched, opened
 
 __all__ = [
+    "FOOTED",
+    "ROW_FORMATS",
     "ArchiveFiles",
     "FindResult",
     "ReadRequest",
     "archived_rows",
+    "count_rows",
     "file_rows",
     "find_event",
     "is_changing",
+    "read_rows",
     "source_partition",
 ]
+
+ROW_FORMATS = ("parquet", "orc", "avro")
+_ROWS = 10_000  # decoded at a time
+
+
+def read_rows(format: str, data: Data) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of a file, in its own columns. Raises as ``Format.read``."""
+    if format not in ROW_FORMATS:
+        raise InvalidError(
+            f"format `{format}`: its files have no columns: those of {', '.join(ROW_FORMATS)} have"
+        )
+    if format == "avro":
+        check_installed()
+    source, what = open_data(data), file_name(format, data)
+    return {"parquet": _parquet, "orc": _orc, "avro": _avro}[format](source, what)
+
+
+def _parquet(source: pa.NativeFile, what: str) -> Iterator[pa.RecordBatch]:
+    with decoding(what):
+        file = pq.ParquetFile(source, page_checksum_verification=True)
+        yield from file.iter_batches(batch_size=_ROWS, use_threads=False)
+
+
+def _orc(source: pa.NativeFile, what: str) -> Iterator[pa.RecordBatch]:
+    with decoding(what):
+        yield from read_all_columns(source, _ROWS)
+
+
+def _avro(source: pa.NativeFile, what: str) -> Iterator[pa.RecordBatch]:
+    with decoding(what):
+        for rows in AvroContainer(source).records():
+            yield pa.RecordBatch.from_pylist(rows)
+
+
+FOOTED = ("orc", "parquet")  # formats whose footer has the count
+
+
+def count_rows(form: str, data: BinaryIO, what: str) -> int:
+    """Returns how many rows a file of such a format has. Raises ``CorruptError``."""
+    with decoding(what):
+        if form == "orc":
+            return int(orc.ORCFile(data).nrows)
+        return int(pq.ParquetFile(data).metadata.num_rows)
 
 
 class ArchiveFiles:

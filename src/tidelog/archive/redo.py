@@ -35,9 +35,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.archive.coverage import are_offsets, read_covered
+from tidelog.archive.derived_archives import OutputSpans, output_of, output_spans, refuse_output
 from tidelog.archive.fill import FillSource
 from tidelog.archive.read import ArchiveFiles, source_partition
-from tidelog.archive.transform_output import OutputSpans, output_of, output_spans, refuse_output
 from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.parsers import LayoutSettings, layout_settings
 from tidelog.connectors.archive.reader import PlannedCommits
@@ -62,7 +62,7 @@ from tidelog.coordination.pipeline_rows import counting_files, read_partitions
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.model.archive import Archive, ArchiveFormat, RedoPart
 from tidelog.model.pipeline import FileEntry, Manifest
-from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader
+from tidelog.pipeline.special_ranges import CarriedRange, CarriedReader
 
 __all__ = ["RedoPlan", "RedoSource", "plan_redo", "redo_source"]
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 from tidelog.archive.archive import find_archive
 from tidelog.archive.coverage import MissingRange, is_same_sequence, read_covered, without
-from tidelog.archive.transform_output import output_of
+from tidelog.archive.derived_archives import output_of
 from tidelog.codec.formats import settings_of
-from tidelog.connectors.archive.dead_letters import RestorableSink
+from tidelog.connectors.archive.staging import RestorableSink
 from tidelog.connectors.by_url import sink_at, source_at
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import (

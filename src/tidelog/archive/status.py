@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tidelog.archive.account import read_account
+from tidelog.concurrency import Pool
 from tidelog.connectors.by_url import no_source, source_at, store_at
 from tidelog.connectors.source import (
     Bounds,
@@ -30,7 +31,7 @@ from tidelog.connectors.source import (
 )
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.context import Context
-from tidelog.coordination.members import read_members
+from tidelog.coordination.ownership import read_members
 from tidelog.coordination.pipeline_rows import (
     is_detached,
     is_outside,
@@ -40,17 +41,16 @@ from tidelog.coordination.pipeline_rows import (
     replay_pipeline,
 )
 from tidelog.errors import NotFoundError, TidelogError, unexpected
-from tidelog.log.readers import DeletedTopic
+from tidelog.log.status import DeletedTopic
 from tidelog.model import layout
 from tidelog.model.archive import Account, Archive
-from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Aside, DriverFailure, Intent, Progress, Totals
 from tidelog.model.times import rough_text
+from tidelog.model.topic import decode_row
 from tidelog.pipeline.failures import RemadeError, read_failures, remade_bounds
-from tidelog.pipeline.lost_ranges import read_aside
 from tidelog.pipeline.source_partitions import track
+from tidelog.pipeline.special_ranges import read_aside
 from tidelog.store.base import lost_remedy
-from tidelog.tasks import Pool
 
 __all__ = [
     "ArchiveStatus",

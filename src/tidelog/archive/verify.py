@@ -45,6 +45,7 @@ from tidelog.archive.verify_checks import (
 from tidelog.catalog.base import Row
 from tidelog.catalog.update import read_if_stable
 from tidelog.codec.parsers import LayoutSettings
+from tidelog.concurrency import Pool
 from tidelog.connectors.archive.staging import is_published
 from tidelog.connectors.by_url import store_at
 from tidelog.context import Context
@@ -60,11 +61,10 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
 from tidelog.model import layout
 from tidelog.model.archive import Account, Archive, DateFolder, encode_success
-from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress
+from tidelog.model.topic import decode_row
 from tidelog.pipeline.date_folders import DateFolders, FolderCounter, FolderFiles
 from tidelog.store.base import Store
-from tidelog.tasks import Pool
 
 __all__ = ["ArchiveVerifyOptions", "ArchiveVerifyReport", "verify_archive"]
 

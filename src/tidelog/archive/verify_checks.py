@@ -32,8 +32,8 @@ from tidelog.coordination.pipeline_rows import ReplayedRange, read_progress
 from tidelog.errors import CorruptError, TidelogError, unexpected
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
-from tidelog.pipeline.late_events import late_spans
 from tidelog.pipeline.source_partitions import track
+from tidelog.pipeline.special_ranges import late_spans
 from tidelog.store import shared_store
 
 __all__ = [

@@ -22,11 +22,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidelog.codec.event_batch import STORED_SCHEMA, batch_bytes, one_batch
+from tidelog.codec.formats.batches import row_sizes
 from tidelog.codec.segment import encode_index
-from tidelog.codec.sizes import row_sizes
 from tidelog.errors import CorruptError
 from tidelog.model.decoding import decode_msgpack
-from tidelog.model.partition_rows import Journal, JournalOrigin, Run
+from tidelog.model.topic import Journal, JournalOrigin, Run
 
 __all__ = [
     "JOURNAL_SCHEMA",

@@ -29,7 +29,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tidelog.backends import open_context
-from tidelog.connectors.files.names import parse_file_address
+from tidelog.connectors.files.listing import parse_file_address
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import Source
 from tidelog.connectors.topic.segments import COPIES

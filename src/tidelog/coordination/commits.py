@@ -21,8 +21,8 @@ from tidelog.catalog.base import Row
 from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.model import layout
-from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Commit, Manifest, read_manifest
+from tidelog.model.topic import decode_row
 from tidelog.store.base import Store
 from tidelog.store.wrappers import reread
 

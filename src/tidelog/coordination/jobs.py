@@ -33,7 +33,7 @@ from tidelog.context import Context
 from tidelog.errors import ConflictError, InvalidError, NotFoundError, UnknownOutcomeError
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted
-from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.topic import decode_row, encode_row
 
 __all__ = [
     "BEAT_MS",

@@ -30,7 +30,6 @@ from tidelog.errors import (
 )
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive, check_archive_name
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
     ErasedEvents,
     FileEntry,
@@ -39,6 +38,7 @@ from tidelog.model.pipeline import (
     Manifest,
     Progress,
 )
+from tidelog.model.topic import decode_row, encode_row
 from tidelog.store.base import Store, check_mark
 
 __all__ = [

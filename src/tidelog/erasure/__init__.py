@@ -8,5 +8,5 @@ commands.
 ``rewrite`` replaces files by ones without the events, ``matcher`` recognizes erased events in
 any column or line, ``proof_scope`` and ``archive_scope`` say what belongs to a topic or an archive,
 ``proof_search`` searches it, and ``proof`` has the verdict. The steps of a whole erasure are in
-``maintenance.purge``.
+``maintenance.turn``.
 """

@@ -44,7 +44,13 @@ from tidelog.coordination.audit import (
 )
 from tidelog.coordination.pipeline_rows import generation_pipeline, read_partitions
 from tidelog.erasure.matcher import EventMatcher
-from tidelog.erasure.proof_scope import Generation, ProofScope
+from tidelog.erasure.proof_scope import (
+    Generation,
+    ProofScope,
+    lost_archives,
+    origins_of_deleted,
+    outside_of_home,
+)
 from tidelog.erasure.search import ranges_under_way
 from tidelog.erasure.topic_copies import (
     IN_HOME,
@@ -59,7 +65,6 @@ from tidelog.erasure.topic_copies import (
     source_of_url,
     system_of,
 )
-from tidelog.erasure.unsearched import lost_archives, origins_of_deleted, outside_of_home
 from tidelog.log.ledger import ErasedIds
 from tidelog.log.topics import list_topics
 from tidelog.model import layout

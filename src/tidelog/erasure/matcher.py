@@ -1,16 +1,32 @@
-"""Recognizes erased events: in columns of any file, in lines of text, and in paths.
+"""Recognizes erased events in files and paths, and removes their ids from what the catalog shows.
 
 A folder may be named by a field of the events in it, so the names in paths count too.
+
+**Redaction** removes erased ids and keys from reasons and errors that the catalog shows to people.
+People write the reasons in audits, and audits stay. A record has hashes of ids and keys, but its
+reason is text, such as ``customer-7 asked for it``, and so is its author. A delete replaces its ids
+or its key in both, in all records of the topic and its archives. Only records that are done change:
+another process may be about to write the next state of one that is begun. The home's audit has the
+reasons of seeks; an erasure with a proof replaces them there (``redact_seeks``).
+
+An id is quoted where it is a word of its own: ``order-17`` is not in ``order-170``, nor in
+``re-order-17``. An id with signs in it, such as an address of mail, only needs to have no letter or
+digit next to it. One with blanks counts wherever it is. A single sign counts between blanks, and
+blanks alone never: otherwise every comma would be a quote of ``,``.
+
+Failures of drivers may quote an event too. Their rows are only for display, so they are deleted.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
+import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -20,14 +36,29 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.archive.derived_archives import Origin
 from tidelog.archive.erased_events import Deletions, PartitionOffsets
+from tidelog.archive.read import read_rows
 from tidelog.codec.event_json import plain_rows
-from tidelog.codec.formats.raw_columns import read_rows
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.codec.formats.text_lines import is_text
-from tidelog.errors import InvalidError
+from tidelog.connectors.by_url import pipelines_of
+from tidelog.context import Context
+from tidelog.coordination.audit import (
+    Owner,
+    id_hash,
+    key_hash,
+    put_record,
+    read_records,
+    read_seeks,
+    replace_action,
+)
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.ledger import ErasedIds
+from tidelog.model import layout
+from tidelog.model.archive import Archive
 from tidelog.model.decoding import is_deep_json
+from tidelog.pipeline.failures import read_failures, remove_failures
 
 __all__ = [
     "EventMatcher",
@@ -37,6 +68,12 @@ __all__ = [
     "is_plain_text",
     "names_of",
     "own_column",
+    "quoting_rows",
+    "quoting_seeks",
+    "redact_reasons",
+    "redact_seeks",
+    "redacted",
+    "remove_quotes",
     "rows_of",
     "time_ms_of",
 ]
@@ -285,3 +322,147 @@ def names_of(key: str) -> Iterator[str]:
     for part in key.split("/"):
         for name in {part, unquote(part)}:
             yield from {name, name.partition("=")[2], name.rpartition(".")[0]} - {""}
+
+
+_ERASED = "[erased]"
+_PLAIN = re.compile(r"[\w-]+(?:\.[\w-]+)*")  # an id that is a plain word
+_LETTERS = re.compile(r"[^\W_]+")  # and digits
+
+
+def quoting_rows(
+    context: Context, owners: Iterable[Owner], sought: Deletions
+) -> Iterator[tuple[Owner, str]]:
+    """Yields the places of records whose reasons or authors quote one of some ids and keys."""
+    words = _Words(sought)
+    for owner in owners:
+        for record, _ in read_records(context, owner):
+            if words.quoted(record.why) or words.quoted(record.who):
+                row = layout.audit_row(record.at_ms, record.id)
+                yield owner, f"{layout.audit_partition(owner.incarnation)} · {row}"
+
+
+def quoting_seeks(context: Context, sought: Deletions) -> Iterator[str]:
+    """Yields the places of records in the home's audit whose reasons quote one of them."""
+    words = _Words(sought)
+    for action, _ in read_seeks(context):
+        if words.quoted(action.why):
+            yield f"{layout.HOME_AUDIT} · {layout.audit_row(action.at_ms, action.id)}"
+
+
+def remove_quotes(
+    context: Context, archives: Iterable[Archive], erased: Iterable[tuple[Origin, int]]
+) -> None:
+    """Deletes failures of archives that quote erased events, or may, by source partition.
+
+    A row is only for display, and a driver that still fails writes another one.
+    """
+    offsets: dict[str, set[str]] = {}
+    for origin, offset in erased:
+        offsets.setdefault(origin.partition, {"any"}).add(str(offset))
+    for archive in archives if offsets else ():
+        for pipeline in pipelines_of(archive):
+            found = read_failures(context, pipeline).items()
+            quoting = [name for name, each in found if each.quotes in offsets.get(name, ["any"])]
+            remove_failures(context, pipeline, quoting)
+
+
+def redact_reasons(context: Context, owners: Iterable[Owner], sought: Deletions) -> None:
+    """Replaces some ids and keys in the texts of records that are done. Safe to repeat."""
+    words = _Words(sought)
+    for owner in owners:
+        for record, version in read_records(context, owner):
+            why, who = words.replaced(record.why), words.replaced(record.who)
+            if record.state == "done" and (why, who) != (record.why, record.who):
+                changed = msgspec.structs.replace(record, why=why, who=who)
+                with contextlib.suppress(NotFoundError):  # another process was faster
+                    put_record(context, owner, changed, version)
+
+
+def redact_seeks(context: Context, sought: Deletions) -> None:
+    """Replaces some ids and keys in the reasons of seeks in the home's audit. Safe to repeat."""
+    words = _Words(sought)
+    for action, version in read_seeks(context):
+        if words.quoted(action.why):
+            replace_action(context, action.with_why(words.replaced(action.why)), version)
+
+
+def redacted(text: str, ids: Collection[str], keys: Collection[str]) -> str:
+    """Returns a text without the ids and keys that have one of these marks."""
+
+    def is_one(word: str) -> bool:
+        is_id = bool(ids) and id_hash(word) in ids
+        return is_id or (bool(keys) and key_hash(word.encode()) in keys)
+
+    def quoted(part: str) -> Iterator[str]:
+        return (each for each in set(_parts(part)) if each.strip() and is_one(each))
+
+    return _replaced(text, quoted)
+
+
+class _Words:
+    """Ids and keys that a text may quote."""
+
+    def __init__(self, sought: Deletions) -> None:
+        keys = (each.decode(errors="replace") for each in sought.by_key)
+        # By their first letters and digits, which a text that quotes one has as well.
+        self._words: dict[str, list[str]] = {}
+        self._spaced: list[str] = []
+        for word in filter(str.strip, {*sought.by_id, *keys}):
+            if len(word.split()) > 1:
+                self._spaced.append(word)
+            else:
+                self._words.setdefault(_first_letters(word), []).append(word)
+
+    def quoted(self, text: str) -> list[str]:
+        """Returns those that a text quotes, except in what was replaced before."""
+        return [word for part in text.split(_ERASED) for word in self._quoted(part)]
+
+    def replaced(self, text: str) -> str:
+        """Returns a text without them."""
+        return _replaced(text, self._quoted)
+
+    def _quoted(self, text: str) -> Iterator[str]:
+        if not text:
+            return
+        yield from (word for word in self._spaced if word in text)
+        for first in {"", *_LETTERS.findall(text)} & self._words.keys():
+            for word in self._words[first]:
+                if word in text and _quote_of(word).search(text):
+                    yield word
+
+
+def _first_letters(word: str) -> str:
+    found = _LETTERS.search(word)
+    return found[0] if found else ""
+
+
+def _replaced(text: str, quoted: Callable[[str], Iterable[str]]) -> str:
+    """Returns a text with a mark in place of what it quotes, the longest first."""
+    parts = text.split(_ERASED)
+    for word in sorted({word for part in parts for word in quoted(part)}, key=len, reverse=True):
+        parts = [left for part in parts for left in _quote_of(word).split(part)]
+    return _ERASED.join(parts)
+
+
+def _quote_of(word: str) -> re.Pattern[str]:
+    """Returns the pattern of a word where it is not a part of another one."""
+    if len(word.split()) > 1:
+        return re.compile(re.escape(word))
+    if _PLAIN.fullmatch(word):
+        return re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
+    if len(word) == 1 and word.isascii():
+        return re.compile(rf"(?<!\S){re.escape(word)}(?!\S)")
+    before = r"(?<![^\W_])" if _LETTERS.match(word[0]) else ""
+    after = r"(?![^\W_])" if _LETTERS.match(word[-1]) else ""
+    return re.compile(f"{before}{re.escape(word)}{after}")
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yields what a text may quote: from each beginning of a word or sign to each end of one."""
+
+    def is_inside(at: int) -> bool:
+        """Returns whether a place is between two letters or digits."""
+        return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()
+
+    places = [at for at in range(len(text) + 1) if not is_inside(at)]
+    return (text[start:end] for start, end in itertools.combinations(places, 2))

@@ -22,9 +22,9 @@ from urllib.parse import unquote
 
 import msgspec
 
+from tidelog.archive.read import read_rows
 from tidelog.codec.formats.avro import AvroContainer
 from tidelog.codec.formats.batches import open_data
-from tidelog.codec.formats.raw_columns import read_rows
 from tidelog.erasure.matcher import folder_names
 from tidelog.model.archive import Success
 

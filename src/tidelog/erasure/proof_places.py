@@ -17,7 +17,7 @@ pipeline has not committed, and one of a keeper any event.
 **Uploads.** A running upload becomes an object, or its writer deletes it. So a proof lists uploads
 before objects, and waits a little for those that may end: a finished one is then in a listing. A
 process that has not begun its upload has the bytes only in memory, which no proof can see. The
-protocols (``rewrite.is_under_way``) cover what it may write. Reasons in audits: see ``redaction``.
+protocols (``rewrite.is_under_way``) cover what it may write. Reasons in audits: see ``matcher``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tidelog.archive.archive import list_archives
-from tidelog.archive.roots import removed_archives
+from tidelog.archive.archive import list_archives, removed_archives
 from tidelog.clock import Clock, looks
 from tidelog.connectors.by_url import StoreFolder, folders_of, pipelines_of
 from tidelog.context import Context
@@ -48,8 +47,8 @@ from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.topic import decode_row
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import Store, Upload

@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.archive.archive import removed_archives
 from tidelog.archive.read import ArchiveFiles, is_changing
-from tidelog.archive.roots import removed_archives
 from tidelog.archive.tables import stale_entries
 from tidelog.catalog.base import clear_deleted_rows
 from tidelog.catalog.update import read_if_stable
@@ -42,10 +42,16 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.aside_files import AsideFiles, aside_origins
-from tidelog.erasure.matcher import EventMatcher, names_of, own_column, rows_of
+from tidelog.erasure.matcher import (
+    EventMatcher,
+    names_of,
+    own_column,
+    quoting_rows,
+    quoting_seeks,
+    rows_of,
+)
 from tidelog.erasure.metadata_objects import event_values, folder_values
-from tidelog.erasure.proof import Proof
-from tidelog.erasure.proof_objects import UNREADABLE, ObjectSearch
+from tidelog.erasure.proof import UNREADABLE, ObjectSearch, Proof
 from tidelog.erasure.proof_places import (
     ManifestNames,
     erases,
@@ -54,12 +60,16 @@ from tidelog.erasure.proof_places import (
     lasting_uploads,
     quoted_errors,
 )
-from tidelog.erasure.proof_scope import DeletedTopicScope, ProofScope, TopicScope
-from tidelog.erasure.redaction import quoting_rows, quoting_seeks
+from tidelog.erasure.proof_scope import (
+    DeletedTopicScope,
+    ProofScope,
+    TopicScope,
+    outside_of_home,
+    renamed_copies,
+)
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.search import clean_files, clean_objects
 from tidelog.erasure.topic_copies import copy_deletions
-from tidelog.erasure.unsearched import outside_of_home, renamed_copies
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.log.run_reader import describe_run, read_run
@@ -67,9 +77,8 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.event import check_utf8
-from tidelog.model.partition_rows import Amendment, Run, decode_row
 from tidelog.model.pipeline import FileEntry
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Amendment, Run, Topic, decode_row
 from tidelog.store.base import Store
 from tidelog.store.wrappers import CachedStore
 

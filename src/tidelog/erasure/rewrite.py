@@ -51,6 +51,7 @@ from tidelog.archive.generations import finish_removals
 from tidelog.archive.tables import correct_entries
 from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.catalog.update import pause, rounds
+from tidelog.concurrency import TaskRunner
 from tidelog.connectors.archive.staging import discard_files
 from tidelog.connectors.by_url import files_at
 from tidelog.context import Context
@@ -91,11 +92,9 @@ from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.decoding import seal_json
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Commit, ErasedEvents, FileEntry, Manifest
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Topic, decode_row, encode_row
 from tidelog.store.base import Store
-from tidelog.tasks import TaskRunner
 
 __all__ = [
     "ArchiveErasure",

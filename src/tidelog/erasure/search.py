@@ -32,10 +32,9 @@ from tidelog.journal.stray_events import StrayEvents
 from tidelog.log.run_reader import read_run
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import check_utf8
-from tidelog.model.partition_rows import Run
 from tidelog.model.pipeline import FileEntry, Manifest, offsets_between
 from tidelog.model.times import Backoff
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Run, Topic
 from tidelog.store import shared_store
 from tidelog.store.base import ObjectInfo, Store
 

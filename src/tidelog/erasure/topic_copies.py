@@ -33,8 +33,7 @@ from tidelog.archive.derived_archives import (
 )
 from tidelog.archive.erased_events import Deletions, read_deletions
 from tidelog.context import Context
-from tidelog.coordination.audit import read_actions
-from tidelog.coordination.copy_records import dead_letter_topic, deleted_copy, played_topic
+from tidelog.coordination.audit import dead_letter_topic, deleted_copy, played_topic, read_actions
 from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.log.ledger import ErasedIds
@@ -42,9 +41,8 @@ from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
-from tidelog.model.partition_rows import pipeline_of
 from tidelog.model.pipeline import RENAMED, NamedPipeline
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Topic, pipeline_of
 from tidelog.pipeline.registry import is_target_deleted, list_pipelines
 from tidelog.playback.session import list_playbacks
 

@@ -25,10 +25,15 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from tidelog.archive.derived_archives import partitions_of, reachable_archives_of, with_later_ones
+from tidelog.archive.derived_archives import (
+    output_above,
+    output_of,
+    partitions_of,
+    reachable_archives_of,
+    with_later_ones,
+)
 from tidelog.archive.generations import finish_removals
 from tidelog.archive.read import ArchiveFiles
-from tidelog.archive.transform_output import output_above, output_of
 from tidelog.catalog.update import rounds
 from tidelog.clock import looks
 from tidelog.connectors.by_url import files_at

@@ -40,6 +40,7 @@ import pyarrow as pa
 
 from tidelog.catalog.base import Put
 from tidelog.catalog.update import attempts
+from tidelog.codec.segment import partitions_for
 from tidelog.context import Context
 from tidelog.coordination.outcome import append_error
 from tidelog.errors import (
@@ -54,13 +55,11 @@ from tidelog.errors import (
 from tidelog.journal.listing import MovedError, covering
 from tidelog.journal.lookup import Lookup, Occurrence, VersionedHead, amendment_of
 from tidelog.log.maintenance.unused_objects import list_unused
-from tidelog.log.partitioner import partitions_for
 from tidelog.log.run_reader import all_pending
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout, limits
 from tidelog.model.event import Positions
-from tidelog.model.partition_rows import Amendment, Head, encode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Amendment, Head, Topic, encode_row
 from tidelog.store.base import put_fresh
 
 __all__ = ["INLINE_BYTES_MAX", "AmendmentChange", "AmendmentWriter", "Applied", "append_absent"]

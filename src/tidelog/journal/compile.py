@@ -46,20 +46,23 @@ from tidelog.catalog.update import read_stable
 from tidelog.context import Context
 from tidelog.coordination.ownership import Ownership
 from tidelog.errors import CorruptError, FencedError, NotFoundError, UnavailableError
-from tidelog.journal.compile_policy import (
+from tidelog.journal.compile_steps import (
     RUNS_AT_ONCE,
+    BuiltJournals,
     Candidate,
     CompileGroup,
     CompilePolicy,
+    JournalBuild,
+    Pages,
+    Swap,
     choose_groups,
+    make_journals,
 )
-from tidelog.journal.compile_steps import BuiltJournals, JournalBuild, Pages, Swap, make_journals
 from tidelog.log.maintenance.obsolete_rows import remove_shadowed
 from tidelog.log.run_reader import Amendments, pending
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import Head, Run, decode_fields, decode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Run, Topic, decode_fields, decode_row
 
 __all__ = [
     "CompileBounds",

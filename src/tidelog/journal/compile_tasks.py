@@ -13,16 +13,15 @@ from dataclasses import dataclass
 
 from tidelog.catalog.update import rounds
 from tidelog.clock import RandomIds, looks
+from tidelog.concurrency import Pool, TaskRunner
 from tidelog.context import Context
 from tidelog.coordination.ownership import beating
 from tidelog.errors import FencedError, NotFoundError, UnavailableError
 from tidelog.journal.compile import CompileReport, PartitionCompile, PlannedGroup
-from tidelog.journal.compile_policy import CompilePolicy
-from tidelog.journal.compile_steps import BuiltJournals, JournalBuild, make_journals
+from tidelog.journal.compile_steps import BuiltJournals, CompilePolicy, JournalBuild, make_journals
 from tidelog.log.run_reader import Amendments, joined
 from tidelog.model.topic import Topic
 from tidelog.store import shared_store
-from tidelog.tasks import Pool, TaskRunner
 
 __all__ = ["compile_by_tasks"]
 

@@ -23,9 +23,8 @@ from tidelog.codec.segment import IdIndex, decode_index, read_index
 from tidelog.context import Context
 from tidelog.journal.listing import MovedError, covering, read_row
 from tidelog.log.run_reader import describe_run
-from tidelog.model.partition_rows import Head, Run
-from tidelog.model.topic import Topic
-from tidelog.store.prefetch import fetch_ahead
+from tidelog.model.topic import Head, Run, Topic
+from tidelog.store.fetch import fetch_ahead
 from tidelog.store.wrappers import reread
 
 __all__ = [

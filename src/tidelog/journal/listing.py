@@ -33,9 +33,8 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.decoding import decode_json
 from tidelog.model.event import Event, to_iso
-from tidelog.model.partition_rows import Amendment, Head, Run, decode_row
 from tidelog.model.playback import TimeRange
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Amendment, Head, Run, Topic, decode_row
 
 __all__ = [
     "JournalEntry",

@@ -39,8 +39,7 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.event import Event, check_event
 from tidelog.model.limits import EVENT_BYTES_CEILING
-from tidelog.model.partition_rows import Amendment, Head, Run, decode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Amendment, Head, Run, Topic, decode_row
 from tidelog.store.wrappers import reread
 
 __all__ = [

@@ -77,9 +77,11 @@ from tidelog.log.producer.append_plan import ALL_SEQUENCES, StoredSegment
 from tidelog.log.status import read_heads
 from tidelog.log.topics import raise_epoch, raise_head, read_head
 from tidelog.model import layout, limits
-from tidelog.model.partition_rows import (
+from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.topic import (
     Head,
     ProducerState,
+    Topic,
     decode_row,
     encode_row,
     pipeline_of,
@@ -88,8 +90,6 @@ from tidelog.model.partition_rows import (
     writer_name,
     writer_words,
 )
-from tidelog.model.pipeline import NamedPipeline
-from tidelog.model.topic import Topic
 
 __all__ = ["RecoverReport", "recover_topic"]
 

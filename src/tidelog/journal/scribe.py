@@ -46,16 +46,15 @@ from tidelog.errors import (
     contained,
 )
 from tidelog.journal.compile import CompileReport, compile_partition
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.compile_tasks import compile_by_tasks
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.topics import list_topics
 from tidelog.model import defaults, layout
 from tidelog.model.decoding import Persisted
 from tidelog.model.event import to_iso
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.times import duration_ms, duration_text
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Topic, decode_row, encode_row
 
 __all__ = [
     "Queue",

@@ -58,14 +58,14 @@ from tidelog.log.maintenance.object_references import References, read_reference
 from tidelog.log.maintenance.unused_objects import ObjectUses, origin_of, planned_starts
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import (
+from tidelog.model.topic import (
     AppenderView,
     HeldRow,
     JournalOrigin,
+    Topic,
     decode_row,
     recovery_id,
 )
-from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo
 
 __all__ = [

@@ -46,6 +46,7 @@ import pyarrow.compute as pc
 from tidelog.catalog.update import Decision, Rows, attempts, update
 from tidelog.codec.event_batch import STORED_SCHEMA
 from tidelog.codec.segment import encode_staged, read_piece
+from tidelog.concurrency import Pool
 from tidelog.context import Context
 from tidelog.errors import (
     AlreadyExistsError,
@@ -54,13 +55,11 @@ from tidelog.errors import (
     UnavailableError,
 )
 from tidelog.log.producer.append import Appender, StoredSegment
-from tidelog.log.producer.staged import StagedSegment, is_claimed, put_witness, staged_origin
+from tidelog.log.producer.append_plan import StagedSegment, is_claimed, put_witness, staged_origin
 from tidelog.log.topics import raise_head, read_head
 from tidelog.model import layout, limits
-from tidelog.model.partition_rows import Head, LedgerEntry, Piece, decode_row, encode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, LedgerEntry, Piece, Topic, decode_row, encode_row
 from tidelog.store.base import Store, put_same
-from tidelog.tasks import Pool
 
 __all__ = [
     "NOTHING_ERASED",

@@ -68,8 +68,7 @@ from tidelog.errors import (
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted
-from tidelog.model.partition_rows import decode_row, encode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Topic, decode_row, encode_row
 
 __all__ = [
     "CheckResult",

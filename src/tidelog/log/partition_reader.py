@@ -47,9 +47,8 @@ from tidelog.log.run_reader import (
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.partition_rows import Head, Run, decode_row
-from tidelog.model.topic import Topic
-from tidelog.store.prefetch import fetch_ahead
+from tidelog.model.topic import Head, Run, Topic, decode_row
+from tidelog.store.fetch import fetch_ahead
 
 __all__ = [
     "FIRST_S",

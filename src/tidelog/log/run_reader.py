@@ -30,10 +30,9 @@ from tidelog.codec.journal_file import JournalFile, RowGroup
 from tidelog.codec.segment import read_piece
 from tidelog.context import Context
 from tidelog.model import layout
-from tidelog.model.partition_rows import Amendment, Head, Run, decode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Amendment, Head, Run, Topic, decode_row
 from tidelog.store.base import Store
-from tidelog.store.prefetch import fetch_ahead, fetch_ahead_in_threads
+from tidelog.store.fetch import fetch_ahead, fetch_ahead_in_threads
 from tidelog.store.wrappers import reread
 
 __all__ = [

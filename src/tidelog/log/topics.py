@@ -10,7 +10,7 @@ Creating a topic takes three steps. The next caller finishes what a crash left:
     3. registry row as ``ready``                           → a topic
 
 A delete is refused before step 1 if a reader (a consumer, an archive, a pump, a playback) has not
-read all events, unless the caller accepts that (``readers``). It does not check for events that a
+read all events, unless the caller accepts that (``status``). It does not check for events that a
 producer appends during the delete: stop producers first.
 
 Deleting a topic takes five steps:
@@ -51,6 +51,7 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Delete, Put, Row, prefix_end
 from tidelog.catalog.update import Decision, Rows, update
+from tidelog.concurrency import Pool
 from tidelog.context import Context
 from tidelog.coordination.registry import add_name, check_shown, remove_name
 from tidelog.errors import (
@@ -62,9 +63,7 @@ from tidelog.errors import (
 )
 from tidelog.model import layout, limits
 from tidelog.model.address import nearest
-from tidelog.model.partition_rows import Head, HeldRow, decode_row, encode_row
-from tidelog.model.topic import Topic, check_topic_name
-from tidelog.tasks import Pool
+from tidelog.model.topic import Head, HeldRow, Topic, check_topic_name, decode_row, encode_row
 
 __all__ = [
     "change_topic",

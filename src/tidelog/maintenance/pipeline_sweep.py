@@ -4,12 +4,12 @@
 2. after that, read heads, intents and commits
 3. delete what no intent and no commit names, if its epoch has no unfinished range and it is older
    than the grace period; for manifests, below the epoch under which a driver last looked for ranges
-   that a restored catalog lost (``pipeline.lost_ranges``)
+   that a restored catalog lost (``pipeline.special_ranges``)
 
 Only an attempt at an intent stages and records. Its output is named when it decides that intent, in
 a write that expects the head and the intent unchanged. So an epoch of a source partition has an
 unfinished range only if the partition's head has that epoch, an owner and an undecided intent, or
-one with a range that is read next (``pipeline.read_ahead``). A frozen head has none. Nor
+one with a range that is read next (``pipeline.ranges``). A frozen head has none. Nor
 has one that its driver has released: the sweep reads the head before the intent, so what the driver
 decided is named. So what is not named when the rows are read will never be. What is young, or
 belongs to a driver that may be alive, stays for a later sweep. After a crash anywhere, the next
@@ -73,10 +73,9 @@ from itertools import groupby
 
 import msgspec
 
-from tidelog.archive.archive import list_archives
+from tidelog.archive.archive import list_archives, removed_archives
 from tidelog.archive.delete import finish_ending, finish_removal, remove_late_copies
 from tidelog.archive.generations import finish_removals, remove_strays
-from tidelog.archive.roots import removed_archives
 from tidelog.archive.tables import settle_tables
 from tidelog.catalog.base import Change, Check, Delete, Put, Row
 from tidelog.connectors.by_url import files_at, pipelines_behind, pipelines_of, source_at
@@ -97,11 +96,10 @@ from tidelog.errors import (
     UnknownOutcomeError,
     contained,
 )
-from tidelog.log.maintenance.unfinished_writes import abort_uploads
+from tidelog.log.maintenance.unused_objects import abort_uploads
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
 from tidelog.model.decoding import seal_json
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
     Commit,
     Intent,
@@ -110,6 +108,7 @@ from tidelog.model.pipeline import (
     NamedPipeline,
     Progress,
 )
+from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.registry import is_target_deleted, list_pipelines
 from tidelog.store.base import ObjectInfo, Store, put_same
 

@@ -11,7 +11,7 @@ import msgspec
 from tidelog.errors import InvalidError
 from tidelog.model import limits
 from tidelog.model.decoding import Persisted, open_json
-from tidelog.model.partition_rows import Piece
+from tidelog.model.topic import Piece
 
 __all__ = [
     "RENAMED",

@@ -5,6 +5,7 @@ counted once, whatever crashes and however many drivers run. Only the catalog de
 checkpoints are not used. It must not import pyspark: Spark's workers are in ``spark.workers``.
 
 ``base`` has the values, the protocols and local workers. ``cycle`` has the steps and their crash
-table. ``driver`` runs cycles, ``pump`` copies a source into a topic, ``ranges`` decides
-when a range is due and how it is cut, and ``registry`` has named pipelines.
+table. ``driver`` runs cycles, ``pump_stream`` copies a source into a topic or to a handler,
+``ranges`` decides when a range is due and how it is cut, ``special_ranges`` has those that are not
+read in turn, and ``registry`` has named pipelines.
 """

@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidelog.catalog.base import Catalog
 from tidelog.clock import Clock, SystemClock
+from tidelog.concurrency import Pool
 from tidelog.connectors.sink import RecordRefusedError, Sink, Written
 from tidelog.connectors.source import (
     Chunk,
@@ -39,7 +41,6 @@ from tidelog.errors import (
 )
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
 from tidelog.model import limits
-from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import (
     Aside,
     Commit,
@@ -50,8 +51,8 @@ from tidelog.model.pipeline import (
     joined_gaps,
     offsets_between,
 )
-from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader, CompletedReader
-from tidelog.tasks import Pool
+from tidelog.model.topic import decode_row
+from tidelog.pipeline.special_ranges import CarriedRange, CarriedReader, CompletedReader
 
 __all__ = [
     "NO_ERASED_ROWS",
@@ -183,7 +184,7 @@ class Track:
 
     @property
     def goes_back(self) -> bool:
-        """Returns whether the current range is in a gap before the position (``late_events``)."""
+        """Returns whether the current range is in a gap before the position."""
         return self.intent is not None and self.intent.start != self.head.position
 
     @property
@@ -195,6 +196,14 @@ class Track:
     def completed(self) -> int:
         """Returns the generation that completes the current range; 0 if none does."""
         return self.reader.generation if isinstance(self.reader, CompletedReader) else 0
+
+    def read_intent(self, catalog: Catalog) -> None:
+        """Reads the row of the current range; there is none between two ranges."""
+        row = catalog.get(self.where, "intent")
+        self.intent, self.intent_version = None, ""
+        if row is not None:
+            self.intent = decode_row(row.value, Intent, f"intent of `{self.partition.text}`")
+            self.intent_version = row.version
 
 
 class RangeAhead(NamedTuple):

@@ -7,12 +7,12 @@ Each source partition goes through these steps. Every write expects its ``head``
    creation are there, with their ends                    → crash: a name without rows
 1. take: put this driver as the owner into the ``head``,
    with the next epoch, if the partition is free or its
-   owner is dead (``coordination.members``)                → crash: taken over after the time to
+   owner is dead (``coordination.ownership``)              → crash: taken over after the time to
                                                              live
    a file's new name is put there too, without a range     → crash: the next driver finds it too
 2. finish an existing ``intent``: with a manifest go to step 6, without one to step 4
    before a range begins, files of ranges that a restored
-   catalog lost are set aside (``lost_ranges``)
+   catalog lost are set aside (``special_ranges``)
 3. intend: put an ``intent`` with start, limit and cuts    → crash: the next driver does the range
 4. do: a task for each cut reads its part of the range and
    stages its files (``ranges``); it reads only the incarnation in the intent, which it
@@ -25,7 +25,7 @@ Each source partition goes through these steps. Every write expects its ``head``
    is after a cut that failed or ended early is discarded) → crash: the next driver does the range
 5. record: put a manifest object, and its key into the
    ``intent``: now the content is decided; where more
-   waits, with the range to read next (``read_ahead``)     → crash: the next driver does step 6
+   waits, with the range to read next (``ranges``)         → crash: the next driver does step 6
 6. publish: copy each staged file to its final name; what
    is read ahead is staged meanwhile                       → crash: the next driver copies the rest
 7. commit, in one write: ``commit`` row, ``head`` to the
@@ -76,9 +76,9 @@ from tidelog.errors import (
 )
 from tidelog.model import layout
 from tidelog.model.decoding import seal_json
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Aside, Begin, Intent, ListedPartition, Manifest, Progress
 from tidelog.model.times import Backoff
+from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline import base
 from tidelog.pipeline.base import (
     ClaimedError,
@@ -110,17 +110,24 @@ from tidelog.pipeline.failures import (
     remade_bounds,
     vanished_head,
 )
-from tidelog.pipeline.late_events import span_to_read
-from tidelog.pipeline.lost_ranges import SettingAside, late_manifests
-from tidelog.pipeline.ranges import check_plan, choose_cuts, discard_staged, end_before, plan_tasks
-from tidelog.pipeline.read_ahead import FindNext, RangeRounds, Results, intend_next, read_no_more
+from tidelog.pipeline.ranges import (
+    FindNext,
+    RangeRounds,
+    Results,
+    check_plan,
+    choose_cuts,
+    discard_staged,
+    end_before,
+    intend_next,
+    plan_tasks,
+    read_no_more,
+)
+from tidelog.pipeline.special_ranges import NAMES_CHARS, SettingAside, late_manifests, span_to_read
 from tidelog.store.base import put_same
 
 __all__ = ["CLAIM_RETRIES", "Cycle", "CycleReport", "LostError", "Track"]
 
 CLAIM_RETRIES = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s, per source partition
-
-_NAMES_CHARS = 16  # of an id: enough to be unique
 
 
 class Cycle:
@@ -190,7 +197,7 @@ class Cycle:
                 self._tracks[partition] = track
                 self._stale.add(partition)  # until its intent is known too
                 self._maybe_claimed.discard(partition)
-                self._read_intent(track)
+                track.read_intent(self._context.catalog)
                 self._stale.discard(partition)
                 return row is None
         raise busy
@@ -346,7 +353,7 @@ class Cycle:
         return late_manifests(self._context, self._pipeline.id, partition.text, epoch)
 
     def _set_aside(self, track: Track, report: CycleReport) -> None:
-        """Before step 3: sets aside files of ranges that the catalog lost (``lost_ranges``)."""
+        """Before step 3: sets aside files of ranges that the catalog lost (``special_ranges``)."""
         sink, partition = self._pipeline.sink, track.partition.text
         if track.late and isinstance(sink, AsideSink):
             work = SettingAside(self._context, self._pipeline.id, partition, sink)
@@ -358,12 +365,12 @@ class Cycle:
 
     def _commit_aside(self, track: Track, rows: Sequence[Put]) -> None:
         """Commits that ranges are set aside: no later file can have one of their names."""
-        head = msgspec.structs.replace(track.head, names=self._context.ids.new()[:_NAMES_CHARS])
+        head = msgspec.structs.replace(track.head, names=self._context.ids.new()[:NAMES_CHARS])
         change = Put("head", encode_row(head), expect=track.head_version)
         track.head_version, track.head = self._write(track, change, *rows), head
 
     def _beside(self, track: Track) -> list[Aside]:
-        """Sets aside what replays of dead letters lost: steps a and b of ``lost_ranges``."""
+        """Sets aside what replays of dead letters lost: steps a and b of ``special_ranges``."""
         self._commit_aside(track, ())
         pipeline = replace(self._pipeline, id=replay_pipeline(self._pipeline.id))
         other, report = Cycle(self._context, pipeline, self._owner), CycleReport()
@@ -442,7 +449,7 @@ class Cycle:
             Put("intent", encode_row(intent), expect=ABSENT),
             Check("head", track.head_version),
         )
-        self._read_intent(track)
+        track.read_intent(self._context.catalog)
 
     def _tasks(self, track: Track, intent: Intent, report: CycleReport) -> list[Task]:
         """Step 4, as a task for each cut."""
@@ -473,7 +480,7 @@ class Cycle:
         intent = msgspec.structs.replace(track.intent, limit=limit, cuts=())
         change = Put("intent", encode_row(intent), expect=track.intent_version)
         self._write(track, change, Check("head", track.head_version))
-        self._read_intent(track)
+        track.read_intent(self._context.catalog)
         return self._tasks(track, intent, report)
 
     def _fail(self, track: Track, error: TidelogError, report: CycleReport) -> NoReturn:
@@ -519,7 +526,7 @@ class Cycle:
             Put("intent", encode_row(decided), expect=track.intent_version),
             Check("head", track.head_version),
         )
-        self._read_intent(track)
+        track.read_intent(self._context.catalog)
         return manifest
 
     def _finish(
@@ -570,13 +577,6 @@ class Cycle:
         except ConflictError as exc:
             raise claimed_error(self._pipeline.name, track.partition.text) from exc
         return write_id
-
-    def _read_intent(self, track: Track) -> None:
-        row = self._context.catalog.get(track.where, "intent")
-        track.intent, track.intent_version = None, ""
-        if row is not None:
-            track.intent = decode_row(row.value, Intent, f"intent of `{track.partition.text}`")
-            track.intent_version = row.version
 
     def _manifest(self, key: str) -> Manifest:
         return load_manifest(self._context.store, key)

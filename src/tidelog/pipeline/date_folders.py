@@ -36,8 +36,8 @@ from tidelog.coordination.trusted_time import trusted_now_ms
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from tidelog.model import layout
 from tidelog.model.archive import Archive, CountedFiles, DateFolder
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.topic import decode_row, encode_row
 
 __all__ = [
     "DateFolders",

@@ -51,8 +51,16 @@ from tidelog.model.pipeline import Begin, Progress
 from tidelog.pipeline.base import FrozenError, ParallelWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.failures import PipelineFailures, contain_errors
-from tidelog.pipeline.ranges import FilePolicy, WaitingEvents, in_waves, parts_of, waves_max
-from tidelog.pipeline.read_ahead import FindNext, NextRange, read_no_more
+from tidelog.pipeline.ranges import (
+    FilePolicy,
+    FindNext,
+    NextRange,
+    WaitingEvents,
+    in_waves,
+    parts_of,
+    read_no_more,
+    waves_max,
+)
 from tidelog.pipeline.share import DriverMembers, DriverShare, flush_version
 from tidelog.pipeline.source_partitions import (
     Beginnings,

@@ -49,7 +49,6 @@ from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.errors import CorruptError, InternalError, InvalidError, TidelogError, unexpected
 from tidelog.model import layout, limits
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
     Begin,
     Commit,
@@ -61,8 +60,9 @@ from tidelog.model.pipeline import (
     joined_gaps,
     offsets_between,
 )
+from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.base import ClaimedError, Track
-from tidelog.pipeline.late_events import late_head
+from tidelog.pipeline.special_ranges import late_head
 
 __all__ = [
     "REMADE_REMEDY",

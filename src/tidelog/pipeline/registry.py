@@ -38,8 +38,8 @@ from tidelog.errors import (
 from tidelog.log.maintenance.incarnations import is_deleted
 from tidelog.model import layout
 from tidelog.model.address import parse_address
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import NamedPipeline, Progress, check_pipeline_name
+from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.failures import close_failures
 from tidelog.pipeline.share import DriverMembers, stop_drivers
 from tidelog.store.base import Store

@@ -64,7 +64,6 @@ from tidelog.errors import (
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.decoding import seal_json
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
     Begin,
     Commit,
@@ -75,6 +74,7 @@ from tidelog.model.pipeline import (
     offsets_between,
 )
 from tidelog.model.times import Backoff
+from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.base import CycleReport, Pipeline, Track
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import REMADE_REMEDY, check_gaps
@@ -416,7 +416,7 @@ class _Seek(Cycle):
                 f"seek of `{self._pipeline.name}`: `{partition.text}` has ended: nothing is read"
             )
         track = Track(partition, where, head, row.version)
-        self._read_intent(track)
+        track.read_intent(self._context.catalog)
         if track.intent is not None and track.intent.manifest:
             self._finish(track, self._manifest(track.intent.manifest), CycleReport())
         elif track.intent is not None:

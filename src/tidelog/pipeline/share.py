@@ -1,7 +1,7 @@
 """How the drivers of a pipeline share its source partitions, and requests to flush.
 
-A driver is a member (``coordination.members``) of its pipeline. Each source partition has one owner
-at a time, in its ``head``, with an epoch that grows with each owner; every write of the cycle
+A driver is a member (``coordination.ownership``) of its pipeline. Each source partition has one
+owner at a time, in its ``head``, with an epoch that grows with each owner; every write of the cycle
 expects the head. So a driver that was considered dead fails at its next write.
 
 A driver that follows has a fair share of the partitions that the source lists. It takes what is
@@ -32,7 +32,7 @@ from tidelog.connectors.source import (
     waits,
 )
 from tidelog.context import Context
-from tidelog.coordination.members import Membership, fair_share, raise_fence
+from tidelog.coordination.ownership import Membership, fair_share, raise_fence
 from tidelog.coordination.pipeline_rows import read_intent, read_progress
 from tidelog.errors import (
     ConflictError,
@@ -42,8 +42,8 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.model import layout
-from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Progress
+from tidelog.model.topic import decode_row
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures

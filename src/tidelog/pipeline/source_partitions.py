@@ -69,8 +69,8 @@ from tidelog.errors import ConflictError, TidelogError
 from tidelog.model import layout, limits
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Begin, Gap, ListedPartition, Progress, SeenEnd
+from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.base import Pipeline, claimed_error
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import LostError, contain_errors, vanished_end

@@ -47,6 +47,7 @@ from tidelog.codec.event_batch import (
     one_batch,
 )
 from tidelog.codec.journal_file import JournalFile, RowGroup
+from tidelog.concurrency import Pool
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.log.partition_reader import lost_object
@@ -60,7 +61,6 @@ from tidelog.model.topic import Topic
 from tidelog.playback.request import AsOf, pin_topic, trimmed
 from tidelog.playback.run_queue import FoundRun, RunQueue, SwapGuard, SwappedError
 from tidelog.store.base import Store
-from tidelog.tasks import Pool
 
 __all__ = [
     "READERS",

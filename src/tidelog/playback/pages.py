@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from tidelog.codec.event_json import batch_lines
 from tidelog.codec.fields import parse_field_filter
-from tidelog.codec.sizes import fitting_rows
+from tidelog.codec.formats.batches import fitting_rows
 from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.partition_reader import OffsetEvents, Reader
@@ -36,9 +36,8 @@ from tidelog.log.topics import read_head
 from tidelog.model import limits
 from tidelog.model.decoding import decode_msgpack
 from tidelog.model.event import Event, check_timestamp, check_utf8
-from tidelog.model.partition_rows import Run
 from tidelog.model.playback import Cursor, Floors, Pin, TimeRange
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Run, Topic
 from tidelog.playback.merge import BufferBounds, play
 
 __all__ = [

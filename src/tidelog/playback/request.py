@@ -41,10 +41,9 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError, Unavailabl
 from tidelog.log.topics import find_target, find_topic, read_head
 from tidelog.model import layout
 from tidelog.model.event import to_iso
-from tidelog.model.partition_rows import Head, Run, decode_row
 from tidelog.model.playback import Floors, Pin, PlaybackPin, TimeRange, time_range
-from tidelog.model.times import level_count, moment_ms
-from tidelog.model.topic import Topic
+from tidelog.model.times import moment_ms
+from tidelog.model.topic import Head, Run, Topic, decode_row, level_count
 from tidelog.playback.session import find_playback, start_playback
 
 __all__ = [

@@ -28,9 +28,8 @@ from tidelog.context import Context
 from tidelog.errors import ConflictError, CorruptError
 from tidelog.log.run_reader import NO_AMENDMENTS, Amendments, all_pending, are_pending
 from tidelog.log.topics import read_head
-from tidelog.model.partition_rows import Head, Run
 from tidelog.model.playback import Pin, TimeRange
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Run, Topic
 from tidelog.playback.request import PartitionSlots, SlotEntry, check_needed, trimmed
 
 __all__ = [

@@ -54,6 +54,7 @@ import msgspec
 from tidelog.catalog.base import Change, Delete, Put, Row
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.clock import looks
+from tidelog.concurrency import ProcessGuard, RefusingLock
 from tidelog.context import Context
 from tidelog.coordination.ownership import Silence, beating, write_held, write_repeatedly
 from tidelog.errors import (
@@ -65,9 +66,8 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.model import layout
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.playback import Cursor, PlaybackPin, PlaybackState, check_playback_name
-from tidelog.process import ProcessGuard, RefusingLock
+from tidelog.model.topic import decode_row, encode_row
 
 __all__ = [
     "KnownPlayback",

@@ -18,10 +18,11 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
-from tidelog.catalog.checksums import CheckedCatalog
+from tidelog.backends import Telemetry
+from tidelog.catalog.wrappers import CheckedCatalog
 from tidelog.codec.event_batch import one_batch, table_of, with_position
 from tidelog.codec.event_json import batch_lines
-from tidelog.coordination.tokens import close_home, is_closed_home, read_tokens
+from tidelog.coordination.registry import close_home, is_closed_home, read_tokens
 from tidelog.errors import (
     InternalError,
     InvalidError,
@@ -87,9 +88,7 @@ from tidelog.server.http.request import (
     inflate,
     is_encoded,
 )
-from tidelog.server.http.tls import Certificate
 from tidelog.server.options import ServeOptions
-from tidelog.telemetry import Telemetry
 
 __all__ = ["APPEND", "OPERATIONS", "TRACK", "TRACK_TOPIC", "Operation", "ServerApp"]
 
@@ -170,7 +169,7 @@ class ServerApp:
         self._prefix = home.context.ids.new()[:12].encode()  # of the ids of requests
         self._count = 0
         self._access: AccessLog | None = None
-        self.certificate: Certificate | None = None  # of the listener; read again now and then
+        self.refresh_certificate: Callable[[], None] | None = None  # of the listener
         self._error_log = ErrorLog(self._clock)
         self._usage = ClientUsage(home.context, options.audit_reads)
         self._forwards = Forwards(home, options, self._ingest, self._error_log.add)
@@ -482,7 +481,7 @@ class ServerApp:
             ("tokens", lambda: REFRESH_S, self.gate.refresh),  # those that are known stay so
             ("usage", lambda: USAGE_S, self._store_usage),  # of one minute is lost, at worst
         ]
-        if self.certificate is not None:
+        if self.refresh_certificate is not None:
             jobs.append(("certificate", lambda: REFRESH_S, self._refresh_certificate))
         self._repeated = [asyncio.create_task(self._run_every(*job)) for job in jobs]
 
@@ -511,8 +510,9 @@ class ServerApp:
             raise
 
     async def _refresh_certificate(self) -> None:
-        if self.certificate is not None:  # in a thread of its own; if it fails, the old one stays
-            await asyncio.get_running_loop().run_in_executor(None, self.certificate.refresh)
+        if self.refresh_certificate is not None:
+            # In a thread of its own; if it fails, the old one stays.
+            await asyncio.get_running_loop().run_in_executor(None, self.refresh_certificate)
 
     def _buffered(self) -> list[tuple[str, int]]:
         size = self._home.context.log_settings.buffer_bytes

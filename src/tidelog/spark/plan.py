@@ -29,6 +29,7 @@ from pyspark.sql.datasource import InputPartition
 from tidelog.backends import open_context
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock
 from tidelog.codec.event_batch import STORED_SCHEMA, joined_batches
+from tidelog.concurrency import Pool
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InternalError, InvalidError, NotFoundError
 from tidelog.journal.lookup import Lookup, can_be_id
@@ -43,18 +44,14 @@ from tidelog.log.run_reader import (
     read_run,
 )
 from tidelog.log.topics import find_topic, list_topics, read_head
-from tidelog.model.partition_rows import Head, Run
 from tidelog.model.times import moment_ms
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Run, Topic
 from tidelog.settings import Settings
-from tidelog.spark.columns import BatchPosition, shown
-from tidelog.spark.failures import one_line
-from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter
+from tidelog.spark.columns import EVERYTHING, BatchPosition, EventTimes, PushedFilter, shown
+from tidelog.spark.failures import keep_modules, one_line
 from tidelog.spark.options import Offsets, ReadOptions, is_pattern
-from tidelog.spark.python_worker import keep_modules
 from tidelog.store import Store, open_store_here
-from tidelog.store.prefetch import fetch_ahead
-from tidelog.tasks import Pool
+from tidelog.store.fetch import fetch_ahead
 
 __all__ = [
     "ExecutorContext",

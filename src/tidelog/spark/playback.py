@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 
 from tidelog.catalog.update import read_stable
 from tidelog.clock import RandomIds
+from tidelog.concurrency import Pool
 from tidelog.connectors.by_url import sink_at
 from tidelog.connectors.files.playback_sink import WholeFile
 from tidelog.connectors.sink import (
@@ -60,12 +61,10 @@ from tidelog.model.topic import Topic
 from tidelog.playback.merge import READERS, BufferBounds, EventFilter, Loader, TimedRows, Windows
 from tidelog.playback.play import PlaybackOptions, PlaybackResult, SlotCount, SlotCounter, opened
 from tidelog.playback.run_queue import FoundRun, RunQueue, SwapGuard, SwappedError
-from tidelog.spark.failures import job_error
-from tidelog.spark.python_worker import keep_modules
+from tidelog.spark.failures import job_error, keep_modules
 from tidelog.spark.session import cores_of, named_job, numbered
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
-from tidelog.tasks import Pool
 
 __all__ = [
     "PlayedWindow",

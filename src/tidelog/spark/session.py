@@ -8,7 +8,7 @@ A session of Spark Connect (``sc://``) lives in a server. This process needs no 
 ``SparkContext``: jobs get a tag instead of a group, and no description. A server that ended is
 connected to again.
 
-``SparkTasks`` runs the tasks of maintenance on a session, as ``tidelog.tasks`` describes. Items go
+``SparkTasks`` runs the tasks of maintenance on a session, as ``concurrency`` describes. Items go
 out in waves, since callers list them as they read rows. A wave is one job: a DataFrame whose
 partitions are groups of items of about the same size. If an executor dies, Spark runs its group
 again; if the session's Java process ends, the wave runs again in a new one.
@@ -35,6 +35,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession, functions
 
+from tidelog.concurrency import TaskRunner
 from tidelog.errors import (
     InternalError,
     InvalidError,
@@ -42,9 +43,7 @@ from tidelog.errors import (
     UnavailableError,
     unexpected,
 )
-from tidelog.spark.failures import cause_of, job_error
-from tidelog.spark.python_worker import keep_modules
-from tidelog.tasks import TaskRunner
+from tidelog.spark.failures import cause_of, job_error, keep_modules
 
 __all__ = [
     "BATCH_BYTES",

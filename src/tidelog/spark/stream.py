@@ -34,11 +34,10 @@ from tidelog.catalog.update import rounds
 from tidelog.context import Context
 from tidelog.errors import InternalError, InvalidError, NotFoundError
 from tidelog.log.partition_reader import Reader, find_offset
-from tidelog.model.partition_rows import Head
 from tidelog.model.times import moment_ms
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Topic
+from tidelog.spark.columns import ALL_TIMES, EventTimes
 from tidelog.spark.failures import one_line
-from tidelog.spark.filters import ALL_TIMES, EventTimes
 from tidelog.spark.options import ReadOptions
 from tidelog.spark.plan import (
     OffsetRange,

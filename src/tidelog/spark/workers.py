@@ -18,7 +18,7 @@ not moved: each keeps its offset, in its partition and in order. Anything else i
 an archive's ranges stay what they say they are:
 
 1. the reading half of a task notes the offsets that it returned, in a file of that task alone
-   (``spark/python_worker.py``)
+   (``spark/failures.py``)
 2. the writing half gets rows, whose offsets must rise
 3. at the end it looks for the note of its own task: a function that shuffles, sorts over
    partitions, caches or truncates its input has none
@@ -64,8 +64,7 @@ from tidelog.pipeline.base import (
     with_left_out,
 )
 from tidelog.spark.columns import arrow_schema, floored_times, spark_schema
-from tidelog.spark.failures import cause_of, job_error
-from tidelog.spark.python_worker import keep_modules, note_path
+from tidelog.spark.failures import cause_of, job_error, keep_modules, note_path
 from tidelog.spark.session import (
     BATCH_BYTES,
     BATCH_ROWS,

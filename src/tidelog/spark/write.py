@@ -3,7 +3,7 @@
 On executors, rows become segments, staged in the store. A task puts its segments into the folder of
 its sink and batch, under new ids, and returns them to the driver. They are not part of the topic
 yet. An attempt that fails, or that Spark does not count, leaves objects that no row names. They are
-deleted when a batch is done, or by a sweep a day later (``log.maintenance.unfinished_writes``).
+deleted when a batch is done, or by a sweep a day later (``log.maintenance.unused_objects``).
 
 **Commits.** On the driver, staged segments become runs of the topic, once. A batch of a named sink
 has six steps:
@@ -17,7 +17,7 @@ has six steps:
 5. copy each staged segment to the topic's segments,
    in its current generation, and commit its pieces,
    guarded by the sink's producer rows; then put a
-   witness for it (``log.producer.staged``)           → crash: some runs; the next one skips these
+   witness for it (``producer.append_plan``)          → crash: some runs; the next one skips these
 6. mark the sink's row as done; then delete what is
    staged for this batch and earlier ones             → crash: the batch, perhaps with leftovers
 
@@ -67,7 +67,8 @@ from pyspark.sql.types import StructType
 from tidelog.catalog.base import ABSENT, Change, Check, Put
 from tidelog.catalog.update import attempts
 from tidelog.codec.event_batch import Contents, check_events, contents_of
-from tidelog.codec.segment import encode_staged
+from tidelog.codec.segment import encode_staged, partitions_for, split
+from tidelog.concurrency import Pool
 from tidelog.context import Context
 from tidelog.errors import (
     ConflictError,
@@ -80,29 +81,26 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.ledger import Copier, append_staged
-from tidelog.log.maintenance.unfinished_writes import SinkState, are_young, read_swept
-from tidelog.log.partitioner import partitions_for, split
-from tidelog.log.producer.staged import Collector, Located, StagedSegment
+from tidelog.log.maintenance.unused_objects import SinkState, are_young, read_swept
+from tidelog.log.producer.append_plan import Collector, Located, StagedSegment
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted, open_json, seal_json
-from tidelog.model.partition_rows import (
+from tidelog.model.topic import (
     UNNAMED,
+    Topic,
     decode_row,
     encode_row,
     sink_producer,
     unnamed_producer,
 )
-from tidelog.model.topic import Topic
 from tidelog.settings import Settings
 from tidelog.spark.columns import check_writable, stored
-from tidelog.spark.failures import one_line
+from tidelog.spark.failures import keep_modules, one_line
 from tidelog.spark.options import WriteOptions
 from tidelog.spark.plan import ExecutorContext, open_executor, open_shared, settings_of
-from tidelog.spark.python_worker import keep_modules
 from tidelog.store.base import put_fresh
 from tidelog.store.wrappers import reread
-from tidelog.tasks import Pool
 
 __all__ = [
     "Batch",

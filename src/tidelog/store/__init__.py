@@ -6,9 +6,9 @@ not at all, and that an acknowledged object stays. It must not know what is insi
 the catalog.
 
 ``base`` has the interface, and creates new objects; ``local`` (to copy from), ``memory`` and
-``remote`` are backends. ``wrappers`` retry, meter and cache for any of them; ``prefetch``
-fetches ahead. Other
-packages can add a backend through the entry point group ``tidelog.stores``.
+``remote`` are backends. ``wrappers`` retry, meter and cache for any of them; ``fetch`` fetches
+ahead, and opens objects as files. Other packages can add a backend through the entry point group
+``tidelog.stores``.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ what it would see in production: done, or an unknown outcome.
 year and may jump, and its own monotonic clock, which is accurate from its own origin. A process
 runs on one host, has threads (actors of the scheduler) and dies as a whole: by a crash of one of
 its threads, by :meth:`Process.kill`, or when its main thread returns. Processes on the same host
-can see that it has died, like :class:`tidelog.process.LocalProcesses` does; others cannot.
+can see that it has died, like :class:`tidelog.concurrency.LocalProcesses` does; others cannot.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from typing import TypeVar
 from tidelog.catalog.base import Catalog, Change, Row
 from tidelog.catalog.update import LostReplyError, Repeat, read_repeated, write_settled
 from tidelog.clock import Clock
+from tidelog.concurrency import Processes
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.model.times import Backoff
-from tidelog.process import Processes
 from tidelog.store.base import ObjectInfo, Store, Upload
 from tidelog.testing.scheduler import Actor, ActorGroup, Crash, FakeClock, Scheduler
 

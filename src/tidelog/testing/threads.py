@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from types import ModuleType, TracebackType
 from typing import Any
 
+from tidelog.concurrency import Pool
 from tidelog.errors import InternalError
-from tidelog.tasks import Pool
 from tidelog.testing.faults import Process
 from tidelog.testing.scheduler import Actor, Crash, Scheduler
 

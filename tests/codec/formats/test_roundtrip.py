@@ -26,8 +26,7 @@ from tests.codec.formats.files import (
 )
 from tidelog import InvalidError, NotFoundError
 from tidelog.codec.event_batch import EVENT_SCHEMA
-from tidelog.codec.formats.batches import PIECE_BYTES
-from tidelog.codec.sizes import row_sizes
+from tidelog.codec.formats.batches import PIECE_BYTES, row_sizes
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=label)
 

@@ -30,8 +30,8 @@ from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.decoding import seal_json
-from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Commit, FileEntry, Gap, Manifest, Progress
+from tidelog.model.topic import encode_row
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import LostError
 from tidelog.pipeline.driver import Driver, DriverOptions

@@ -14,13 +14,13 @@ from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Home
 from tidelog.archive.dead_letters import dead_letters
 from tidelog.archive.restore import RestoreOptions, restore
-from tidelog.connectors.archive.dead_letters import CHANGED
+from tidelog.connectors.archive.staging import CHANGED
 from tidelog.connectors.files import row_files as rows
 from tidelog.errors import InvalidError
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.pump_stream import PumpOptions, open_pump
 
 EVENT = {"topic": "x", "partition": 0, "offset": 0, "timestamp": "2026-01-01T00:00:00Z"}
 EVENT |= {"id": None, "key": None, "value": "good", "type": None, "headers": []}

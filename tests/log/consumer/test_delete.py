@@ -15,22 +15,22 @@ from tidelog import Event, Home
 from tidelog.catalog.base import Change, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.context import Context, LogSettings
-from tidelog.coordination.members import Member
+from tidelog.coordination.ownership import Member
 from tidelog.errors import FencedError, InvalidError, NotFoundError
-from tidelog.log.consumer.delete import _Deletion, consumer_version, delete_consumer
-from tidelog.log.consumer.leases import (
-    Leases,
-    decode_registered,
-    read_lease,
-    read_lease_row,
+from tidelog.log.consumer.control import (
+    _Deletion,
+    check_consumer,
+    consumer_version,
+    delete_consumer,
+    move_cursor,
+    plan_move,
 )
-from tidelog.log.consumer.move import check_consumer, move_cursor, plan_move
+from tidelog.log.consumer.leases import Leases, decode_registered, read_lease, read_lease_row
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.status import consumer_names
 from tidelog.log.topics import create_topic
 from tidelog.model import layout
-from tidelog.model.partition_rows import decode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Topic, decode_row
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.faults import Faults, FaultyCatalog
 from tidelog.testing.scheduler import Crash, FakeClock, seeded_ids

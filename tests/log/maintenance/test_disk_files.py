@@ -8,7 +8,7 @@ from tests.support.compiled_journals import Press, amend_by_hand
 from tests.support.homes import a_catalog, a_store
 from tidelog.clock import SystemClock
 from tidelog.context import Context
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import BeforeTime, ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic

@@ -28,9 +28,9 @@ from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.unused_objects import ObjectUses
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.log.readers import check_all_read
+from tidelog.log.status import check_all_read
 from tidelog.model import layout
-from tidelog.model.partition_rows import AppenderView, Head, HeldRow, Strays, decode_row, encode_row
+from tidelog.model.topic import AppenderView, Head, HeldRow, Strays, decode_row, encode_row
 from tidelog.settings import load_settings
 
 

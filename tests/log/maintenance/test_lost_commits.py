@@ -22,14 +22,13 @@ from tidelog import Event, Home
 from tidelog.home import create_home, open_home
 from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import LossAccepted, decode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import LossAccepted, Topic, decode_row
 from tidelog.settings import load_settings
 
 WEEK_S = 7 * DAY_S

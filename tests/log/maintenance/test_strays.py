@@ -11,8 +11,7 @@ from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.producer.append import StoredSegment
 from tidelog.model import layout, limits
-from tidelog.model.partition_rows import Strays, decode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Strays, Topic, decode_row
 
 
 @pytest.fixture

@@ -17,14 +17,13 @@ from tidelog.errors import CorruptError, NotFoundError
 from tidelog.journal import compile_steps as swap_module
 from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter
 from tidelog.journal.compile import PartitionCompile, compile_partition
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance import sweep as sweep_module
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.topics import delete_topic, find_topic, raise_epoch, read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import HeldRow, decode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import HeldRow, Topic, decode_row
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash, Scheduler
 

@@ -25,9 +25,8 @@ from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.producer.append import Appender
 from tidelog.log.topics import create_topic, find_topic, read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import Head, Run, decode_row
 from tidelog.model.times import Backoff
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Run, Topic, decode_row
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore

@@ -11,7 +11,7 @@ import pytest
 from tests.playback.test_journals import Hands
 from tests.support.compiled_journals import Press, amend_by_hand
 from tidelog.errors import UnavailableError, UnknownOutcomeError
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.trim import (
     BeforeTime,
     KeepBytes,

@@ -20,8 +20,7 @@ from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import Finding, verify_topic
 from tidelog.log.topics import delete_topic
 from tidelog.model import layout
-from tidelog.model.partition_rows import Head, Run
-from tidelog.model.times import slots_of
+from tidelog.model.topic import Head, Run, slots_of
 from tidelog.testing.faults import Fault, Faults
 
 

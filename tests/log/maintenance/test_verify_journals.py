@@ -19,14 +19,13 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, encode_journal
 from tidelog.codec.segment import encode_index, encode_staged
 from tidelog.context import Context
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.partition_rows import Amendment, HeldRow, Run, encode_row
-from tidelog.model.times import journal_slots
+from tidelog.model.topic import Amendment, HeldRow, Run, encode_row, journal_slots
 
 T0 = 1_700_000_000_000
 SIX = CompilePolicy(min_events=1, min_amendments=1, max_events=6)

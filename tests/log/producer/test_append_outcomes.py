@@ -20,8 +20,8 @@ from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.append import Appender
+from tidelog.log.producer.append_plan import StagedSegment
 from tidelog.log.producer.idempotent_append import append_once
-from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import create_topic
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic

@@ -23,11 +23,11 @@ from tidelog.log.maintenance.lost_commits import find_losses
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
-from tidelog.log.producer.staged import StagedSegment
+from tidelog.log.producer.append_plan import StagedSegment
 from tidelog.log.topics import delete_topic, find_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.partition_rows import AppenderView
+from tidelog.model.topic import AppenderView
 from tidelog.testing.scheduler import Crash
 
 PUMP = ":pipeline:pp:orders/0"

@@ -16,7 +16,7 @@ from tests.support.serving import Served, ask, serving, status
 from tidelog import Event, ToOffsets
 from tidelog.home import Home
 from tidelog.journal.compile import compile_topic
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.model.limits import ID_BYTES_MAX
 from tidelog.model.token import Token
 

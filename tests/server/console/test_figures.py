@@ -16,8 +16,7 @@ from tidelog.log import timeline
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.partition_reader import Reader
 from tidelog.log.timeline import Timelines
-from tidelog.model.partition_rows import Head
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Topic
 from tidelog.server.console import sampler as sampling
 from tidelog.server.console.format import Series, bar_chart, line_chart
 from tidelog.server.console.sampler import Sampler

@@ -17,10 +17,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import tidelog
 from tests.support.serving import Served, serving
-from tidelog import telemetry as telemetry_module
+from tidelog import backends as telemetry_module
+from tidelog.backends import Telemetry, open_spans, open_telemetry
 from tidelog.context import NoSpans
 from tidelog.errors import InvalidError
-from tidelog.telemetry import Telemetry, open_spans, open_telemetry
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

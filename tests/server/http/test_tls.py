@@ -18,7 +18,7 @@ from tests.support.serving import serving
 from tests.support.waiting import until
 from tidelog import InvalidError
 from tidelog.server.http import limits
-from tidelog.server.http.tls import Certificate
+from tidelog.server.run import Certificate
 
 
 def certificate_of(address: tuple[str, int], known: Certificates) -> bytes | None:

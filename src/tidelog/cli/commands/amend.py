@@ -29,8 +29,7 @@ from tidelog.cli.pipeline_options import task_options, tasks_of
 from tidelog.cli.terminal import ask_first, open_home, yes_option
 from tidelog.codec.event_json import event_lines, ids_of_lines
 from tidelog.coordination.audit import Action, AuditRecord
-from tidelog.erasure.delete import DeleteResult
-from tidelog.erasure.plan import ErasurePlan
+from tidelog.erasure.delete import DeleteResult, ErasurePlan
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.model.event import to_iso

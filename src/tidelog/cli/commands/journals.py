@@ -30,7 +30,7 @@ from tidelog.cli.pipeline_options import (
 from tidelog.cli.terminal import Interruption, open_home
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
-from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.listing import JournalEntry
 from tidelog.journal.scribe import Rate, ScribeMetrics, ScribeOptions, Turn
 from tidelog.model import defaults

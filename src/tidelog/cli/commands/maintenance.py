@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tidelog.cli.commands.consume import NO_CONSUMERS, owned
+from tidelog.cli.commands.events import NO_CONSUMERS, owned
 from tidelog.cli.commands.proof import end_with, proof_option, search_with_bar, show_proof
 from tidelog.cli.output import FAILED, Output, counted, json_option, progress_bar, utf8
 from tidelog.cli.pipeline_options import SparkFields, task_options, tasks_of

@@ -37,10 +37,10 @@ from tidelog.codec.formats.batches import (
     decoding,
     exactly,
     open_data,
+    slices,
     sync_marker,
 )
 from tidelog.codec.formats.typed import ColumnarFormat
-from tidelog.codec.sizes import slices
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 

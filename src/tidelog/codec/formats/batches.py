@@ -1,4 +1,7 @@
-"""What all formats share: splits batches by size, and opens byte streams that count or compress.
+"""Splits batches by the sizes of their rows, and opens byte streams that count or compress.
+
+Batches are never split by an average, since one row may be very large. The same batch is always
+split at the same rows.
 
 The caller owns its sinks: closing a stream of this module leaves them open.
 """
@@ -22,7 +25,6 @@ import pyarrow.compute as pc
 
 from tidelog.codec.event_batch import EVENT_SCHEMA, whole_ms
 from tidelog.codec.formats.base import ByteSink, Data, check_batch
-from tidelog.codec.sizes import slices
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 
@@ -44,12 +46,76 @@ __all__ = [
     "estimate",
     "events_of_table",
     "exactly",
+    "fitting_rows",
     "open_data",
     "open_text",
+    "row_sizes",
+    "runs",
+    "slices",
     "sync_marker",
     "text_sink",
     "without_heads",
 ]
+
+
+def row_sizes(batch: pa.RecordBatch | pa.Table) -> Any:
+    """Returns the approximate size of each row; never too low for bytes and text."""
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        start = 0
+        for chunk in chunks:
+            sizes[start : start + len(chunk)] += _sizes(chunk)
+            start += len(chunk)
+    return sizes
+
+
+def runs(sizes: Any, bytes_max: int, rows_max: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yields rows ``[start, end)`` of at most ``bytes_max`` together, at least one row."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    start, count = 0, len(ends)
+    while start < count:
+        before = int(ends[start - 1]) if start else 0
+        end = max(int(np.searchsorted(ends, before + bytes_max, side="right")), start + 1)
+        if rows_max is not None:
+            end = min(end, start + rows_max)
+        yield start, end
+        start = end
+
+
+def slices(
+    batch: pa.RecordBatch, bytes_max: int, rows_max: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yields the batch in slices of at most ``bytes_max``, except single rows; without a copy."""
+    if batch.nbytes <= bytes_max and (rows_max is None or batch.num_rows <= rows_max):
+        if batch.num_rows:
+            yield batch
+        return
+    for start, end in runs(row_sizes(batch), bytes_max, rows_max):
+        yield batch.slice(start, end - start)
+
+
+def fitting_rows(batch: pa.RecordBatch | pa.Table, bytes_max: int) -> int:
+    """Returns how many of the first rows have at most ``bytes_max`` together, at least one."""
+    if batch.nbytes <= bytes_max:
+        return int(batch.num_rows)
+    ends = np.cumsum(row_sizes(batch), dtype=np.int64)
+    return max(1, int(np.searchsorted(ends, bytes_max, side="right")))
+
+
+def _sizes(array: pa.Array) -> Any:
+    kind = array.type
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        return pc.fill_null(pc.binary_length(array), 0).to_numpy().astype(np.int64)
+    if pa.types.is_struct(kind):
+        return sum((_sizes(array.field(index)) for index in range(kind.num_fields)), np.int64(0))
+    if len(array) == 0 or not (pa.types.is_list(kind) or pa.types.is_map(kind)):
+        return np.full(len(array), 8, np.int64)
+    offsets = array.offsets.to_numpy()
+    inside = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+    ends = np.concatenate([[0], np.cumsum(_sizes(inside), dtype=np.int64)])
+    return np.diff(ends[offsets - offsets[0]])
+
 
 PIECE_BYTES = 16 << 20  # of values handled at a time, far below the 2 GiB of an Arrow array
 

@@ -36,10 +36,10 @@ from tidelog.codec.formats.batches import (
     events_of_table,
     exactly,
     open_data,
+    row_sizes,
 )
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.codec.formats.typed import ColumnarFormat
-from tidelog.codec.sizes import row_sizes
 from tidelog.errors import CorruptError, InternalError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 

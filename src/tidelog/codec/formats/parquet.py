@@ -32,9 +32,10 @@ from tidelog.codec.formats.batches import (
     estimate,
     events_of_table,
     open_data,
+    runs,
+    slices,
 )
 from tidelog.codec.formats.typed import ColumnarFormat
-from tidelog.codec.sizes import runs, slices
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 

@@ -48,11 +48,12 @@ from tidelog.codec.formats.batches import (
     decoding,
     exactly,
     open_data,
+    runs,
+    slices,
     sync_marker,
     without_heads,
 )
 from tidelog.codec.formats.parquet import Sidecar, SidecarWriter, check_sidecar, sidecar_name
-from tidelog.codec.sizes import runs, slices
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 

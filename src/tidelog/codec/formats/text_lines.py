@@ -53,10 +53,10 @@ from tidelog.codec.formats.batches import (
     decoding,
     exactly,
     open_text,
+    slices,
     text_sink,
 )
 from tidelog.codec.formats.parquet import Sidecar, SidecarWriter, check_sidecar, sidecar_name
-from tidelog.codec.sizes import slices
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.decoding import is_deep_json
 

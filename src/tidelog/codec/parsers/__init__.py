@@ -5,8 +5,8 @@ A parser works on whole Arrow batches. Every event gets either a path or the rea
 no path leads out of the archive's folder, and a time is never guessed. This room must not know
 archives, files or where events come from.
 
-``base`` has the interface, ``msgpack`` is the one to copy, ``folders`` makes names of times. A
-parser is named ``kind:argument``, the kinds being those of ``PARSER_KINDS``.
+``base`` has the interface, ``binary`` has the one to copy (MessagePack), ``folders`` makes names of
+times. A parser is named ``kind:argument``, the kinds being those of ``PARSER_KINDS``.
 
 Parsers of other packages come by the entry point group ``tidelog.parsers``, or as ``module:Class``.
 Either is called with an argument (the text after a ``|``, or after an entry point's name) and the
@@ -350,13 +350,13 @@ def _open_times(spec: Spec) -> TimeParser | None:
     elif spec.kind == "delimited":
         from tidelog.codec.parsers.times import open_delimited as opens
     elif spec.kind == "msgpack":
-        from tidelog.codec.parsers.msgpack import open_msgpack as opens
+        from tidelog.codec.parsers.binary import open_msgpack as opens
     elif spec.kind == "avro":
         from tidelog.codec.parsers.avro import open_avro as opens
     elif spec.kind == "protobuf":
-        from tidelog.codec.parsers.protobuf import open_protobuf as opens
+        from tidelog.codec.parsers.binary import open_protobuf as opens
     elif spec.kind == "thrift":
-        from tidelog.codec.parsers.thrift import open_thrift as opens
+        from tidelog.codec.parsers.binary import open_thrift as opens
     elif spec.kind == "timestamp":
         from tidelog.codec.parsers.folders import open_timestamp as opens
     else:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from tidelog.codec.formats import Format, open_format, settings_of
-from tidelog.connectors.files.objects import fetched
 from tidelog.connectors.merge import MergeInput, gathered, merged, within
 from tidelog.connectors.source import Chunk, DividingReader, RangeReader, SourceRange
 from tidelog.coordination.pipeline_rows import Replays
@@ -22,6 +21,7 @@ from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import FileEntry, Gap, Manifest
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
+from tidelog.store.fetch import fetched
 
 __all__ = ["PlannedCommits", "is_number", "plan_commits"]
 

@@ -15,7 +15,7 @@ maximum number of folders are dead letters, because a path computed from data ma
 Names follow Secor:
 ``<root>/g<generation>/<topic>/<folders>/<generation>_<partition>_<offset>.<ext>``, with the offset
 of the file's first event, so names are unique in an archive. After ranges were set aside
-(``pipeline.lost_ranges``), names get a suffix, ``_<suffix>``, so a repeated range never reuses
+(``pipeline.special_ranges``), names get a suffix, ``_<suffix>``, so a repeated range never reuses
 the name of a file that was set aside. Topic and partition are escaped like data
 (``codec.parsers.base``), so that every reader lists them and every store accepts them.
 """
@@ -36,12 +36,12 @@ from tidelog.codec.formats import FileWriter, Format, FormatSettings, open_forma
 from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.parsers import LayoutSettings, Parser, open_parser, parts_of_events
 from tidelog.codec.parsers.base import escaped
-from tidelog.connectors.archive.dead_letters import accepted
 from tidelog.connectors.archive.staging import (
     FolderRows,
     MakeEntry,
     Spool,
     Uploads,
+    accepted,
     copy_files,
     discard_files,
     is_published,

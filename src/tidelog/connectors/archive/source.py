@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from tidelog.concurrency import Pool
 from tidelog.connectors.archive.reader import PlannedCommits, is_number, plan_commits
 from tidelog.connectors.source import (
     Bounds,
@@ -59,7 +60,6 @@ from tidelog.model.pipeline import (
     joined_gaps,
     offsets_between,
 )
-from tidelog.tasks import Pool
 
 __all__ = [
     "ArchiveSource",

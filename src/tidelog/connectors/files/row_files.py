@@ -30,10 +30,10 @@ from tidelog.codec.event_json import batch_of_lines, json_problem
 from tidelog.codec.formats import open_format
 from tidelog.codec.formats.base import Data
 from tidelog.codec.formats.batches import READ_BYTES, decoding, open_data, open_text
-from tidelog.connectors.files.names import LINES
-from tidelog.connectors.files.objects import naming
+from tidelog.connectors.files.listing import LINES
 from tidelog.errors import InvalidError
 from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
+from tidelog.store.fetch import naming
 
 __all__ = [
     "CHECKED_SCHEMA",

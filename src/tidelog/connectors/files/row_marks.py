@@ -19,15 +19,15 @@ import pyarrow as pa
 
 from tidelog.codec.event_batch import STORED_SCHEMA, with_position
 from tidelog.codec.formats.batches import decoding, open_text
-from tidelog.connectors.files.objects import opened
 from tidelog.connectors.files.row_files import RowFile, without_errors
 from tidelog.connectors.merge import gathered, noted
 from tidelog.connectors.source import Chunk, RangeReader, SourceRange, offset_at, range_offsets
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.model.decoding import Persisted
-from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.topic import decode_row, encode_row
 from tidelog.store import open_store_here
 from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.fetch import opened
 
 __all__ = [
     "PlannedRows",

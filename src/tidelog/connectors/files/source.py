@@ -34,9 +34,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.connectors.files.listing import Chain, FolderListing, ListedFile, clashes, listed
-from tidelog.connectors.files.names import FileAddress, parse_file_address
-from tidelog.connectors.files.objects import opened
+from tidelog.concurrency import Pool
+from tidelog.connectors.files.listing import (
+    Chain,
+    FileAddress,
+    FolderListing,
+    ListedFile,
+    clashes,
+    listed,
+    parse_file_address,
+)
 from tidelog.connectors.files.row_files import LongLineError, RowFile
 from tidelog.connectors.files.row_marks import (
     PlannedRows,
@@ -77,7 +84,7 @@ from tidelog.model.limits import (
 from tidelog.model.pipeline import Gap
 from tidelog.store import open_store_here
 from tidelog.store.base import ObjectInfo, Store
-from tidelog.tasks import Pool
+from tidelog.store.fetch import opened
 
 __all__ = [
     "FilesSource",

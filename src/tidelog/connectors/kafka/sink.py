@@ -39,6 +39,7 @@ import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.codec.event_batch import STORED_SCHEMA, one_batch
+from tidelog.codec.segment import split
 from tidelog.connectors.archive.staging import discard_files, staged_events
 from tidelog.connectors.kafka.client import (
     ClientWatch,
@@ -60,7 +61,6 @@ from tidelog.connectors.topic.segments import (
     same_places,
 )
 from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, NotFoundError
-from tidelog.log.partitioner import split
 from tidelog.model import layout
 from tidelog.model.address import Address, parse_address
 from tidelog.model.event import Event

@@ -23,7 +23,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from tidelog.clock import Clock
 from tidelog.codec.event_batch import batch_bytes
-from tidelog.codec.sizes import slices
+from tidelog.codec.formats.batches import slices
 from tidelog.connectors.kafka.client import (
     ClientWatch,
     KafkaAddress,

@@ -83,8 +83,8 @@ from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import layout
 from tidelog.model.address import Address, parse_address
-from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import BeginReason, Commit, NamedPipeline
+from tidelog.model.topic import decode_row
 
 __all__ = [
     "ReadByAll",

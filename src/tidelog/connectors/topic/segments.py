@@ -18,11 +18,10 @@ import pyarrow.compute as pc
 
 from tidelog.clock import RandomIds
 from tidelog.codec.event_batch import STORED_SCHEMA, check_events, stored_columns
-from tidelog.codec.segment import encode_staged
+from tidelog.codec.segment import encode_staged, split
 from tidelog.connectors.sink import RangeWriter, RecordRefusedError, Written
 from tidelog.errors import InvalidError
-from tidelog.log.partitioner import split
-from tidelog.log.producer.staged import Collector
+from tidelog.log.producer.append_plan import Collector
 from tidelog.model.address import Address
 from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
 from tidelog.model.pipeline import FileEntry

@@ -9,7 +9,7 @@ already there: a second publish, after a crash or by another driver, resumes aft
 named producer's, which no sweep deletes.
 
 After the commits, each segment gets a witness, which shows a catalog that lost them
-(``log.producer.staged``). A second publish adds it if a driver crashed before that.
+(``log.producer.append_plan``). A second publish adds it if a driver crashed before that.
 
 Events erased from the topic are skipped and counted (``log.ledger``): by writers, with the
 ledger that the driver knew, and before the commit if the ledger has grown since.
@@ -36,7 +36,8 @@ import pyarrow as pa
 
 from tidelog.codec.event_batch import STORED_SCHEMA, check_events
 from tidelog.codec.fields import FieldPaths, FieldTaker
-from tidelog.codec.segment import Piece, encode_segment
+from tidelog.codec.segment import Piece, encode_segment, partitions_for, split
+from tidelog.concurrency import Pool
 from tidelog.connectors.archive.staging import discard_files
 from tidelog.connectors.sink import (
     Lot,
@@ -75,24 +76,22 @@ from tidelog.log.ledger import (
     is_appended,
     read_erased,
 )
-from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.producer.append import StoredSegment
-from tidelog.log.producer.staged import StagedSegment
+from tidelog.log.producer.append_plan import StagedSegment
 from tidelog.log.topics import find_target
 from tidelog.model import layout
 from tidelog.model.address import Address
 from tidelog.model.limits import BATCH_EVENTS_MAX, EVENT_BYTES_CEILING
-from tidelog.model.partition_rows import (
+from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.topic import (
+    Topic,
     pipeline_producer,
     playback_producer,
     unnamed_producer,
     writer_name,
 )
-from tidelog.model.pipeline import FileEntry, Manifest
-from tidelog.model.topic import Topic
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
-from tidelog.tasks import Pool
 
 __all__ = [
     "ErasingWriter",

@@ -14,6 +14,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from tidelog.concurrency import Pool
 from tidelog.connectors.merge import gathered
 from tidelog.connectors.source import (
     Bounds,
@@ -33,7 +34,6 @@ from tidelog.connectors.source import (
 from tidelog.context import Context, OpenContext
 from tidelog.errors import InternalError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.partition_reader import OffsetEvents, Reader
-from tidelog.log.readers import DeletedTopic
 from tidelog.log.run_reader import (
     NO_AMENDMENTS,
     Amendments,
@@ -42,14 +42,13 @@ from tidelog.log.run_reader import (
     fetch_run,
     read_run,
 )
+from tidelog.log.status import DeletedTopic
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model.address import Address
-from tidelog.model.partition_rows import Head, Run
-from tidelog.model.topic import Topic, check_topic_name
+from tidelog.model.topic import Head, Run, Topic, check_topic_name
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
-from tidelog.store.prefetch import fetch_ahead
-from tidelog.tasks import Pool
+from tidelog.store.fetch import fetch_ahead
 
 __all__ = ["OpenContext", "PlannedRange", "TopicSource", "open_topic"]
 

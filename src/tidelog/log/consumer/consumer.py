@@ -26,8 +26,9 @@ from typing import Unpack
 import pyarrow as pa
 
 from tidelog.codec.event_batch import EVENT_SCHEMA
+from tidelog.concurrency import Flag, ProcessGuard, RefusingLock
 from tidelog.context import Context
-from tidelog.coordination.copy_records import DeadLetterRecorder
+from tidelog.coordination.audit import DeadLetterRecorder
 from tidelog.coordination.outcome import SentWrites
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.consumer import handler as handlers
@@ -46,8 +47,6 @@ from tidelog.log.status import Lag, consumer_lag
 from tidelog.log.topics import read_head
 from tidelog.model.event import Event, check_timestamp
 from tidelog.model.topic import Topic
-from tidelog.process import ProcessGuard, RefusingLock
-from tidelog.tasks import Flag
 
 __all__ = ["Consumer"]
 

@@ -37,11 +37,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from tidelog.clock import Clock
+from tidelog.concurrency import Pool
 from tidelog.errors import FencedError, InvalidError
 from tidelog.model import limits
 from tidelog.model.event import Event, Headers
 from tidelog.model.times import Backoff
-from tidelog.tasks import Pool
 
 if TYPE_CHECKING:
     from tidelog.log.consumer.consumer import Consumer

@@ -48,8 +48,7 @@ import msgspec
 from tidelog.catalog.base import ABSENT, Check, Put, Row
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
-from tidelog.coordination.members import Membership, fair_share
-from tidelog.coordination.ownership import put_held
+from tidelog.coordination.ownership import Membership, fair_share, put_held
 from tidelog.errors import (
     ConflictError,
     FencedError,
@@ -63,9 +62,8 @@ from tidelog.log.topics import check_exists, read_head
 from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
 from tidelog.model.event import Event, check_timestamp, check_utf8, from_iso
-from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.times import moment_ms
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Topic, decode_row, encode_row
 
 __all__ = [
     "HeldLease",

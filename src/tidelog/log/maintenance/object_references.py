@@ -28,17 +28,17 @@ from tidelog.log.maintenance.obsolete_rows import UnnamedProducerRow, decode_run
 from tidelog.log.maintenance.unused_objects import ListedRow, NotedRow
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import (
+from tidelog.model.topic import (
     UNNAMED,
     Amendment,
     Head,
     ProducerState,
     Run,
     Strays,
+    Topic,
     UnusedObjects,
     decode_row,
 )
-from tidelog.model.topic import Topic
 
 __all__ = [
     "KNOWN",
@@ -53,7 +53,7 @@ __all__ = [
 
 
 # The rows that a sweep understands. Another module sweeps what a sink has staged
-# (``unfinished_writes``).
+# (``unused_objects``).
 KNOWN = frozenset(
     {
         "accepted",

@@ -37,16 +37,17 @@ from tidelog.errors import (
 from tidelog.log.maintenance.unused_objects import list_unused
 from tidelog.log.topics import raise_head
 from tidelog.model import layout, limits
-from tidelog.model.partition_rows import (
+from tidelog.model.topic import (
     Amendment,
     Head,
     ProducerState,
     Run,
+    Topic,
     decode_row,
     encode_row,
+    journal_slots,
+    slots_of,
 )
-from tidelog.model.times import journal_slots, slots_of
-from tidelog.model.topic import Topic
 
 __all__ = [
     "PRODUCER_EXPIRES_MS",

@@ -35,7 +35,7 @@ For each topic that is ready:
    their partitions, and that are older than the grace period: segments and values of updates below
    the floor, journals below the epoch of their partition. Keep strays for a week after their note,
    or until a person accepts their loss. Also delete witnesses of segments that no longer exist, and
-   what Spark writers have staged and no driver will commit (``unfinished_writes``).
+   what Spark writers have staged and no driver will commit (``unused_objects``).
 8. Of the rows of unused objects that step 4 read, delete those that list no existing object, by
    their versions.
 9. Mark rows of unnamed producers that were silent for a week, with the time of the sweep or the
@@ -137,22 +137,22 @@ from tidelog.log.maintenance.obsolete_rows import (
     remove_shadowed,
     remove_trimmed,
 )
-from tidelog.log.maintenance.unfinished_writes import abort_uploads, left_by_sinks
 from tidelog.log.maintenance.unused_objects import (
     ObjectUses,
+    abort_uploads,
     is_shared,
     kept_since,
+    left_by_sinks,
     note_strays,
     noted_since,
     origin_of,
     read_unused,
     remove_unused,
 )
-from tidelog.log.producer.staged import is_over, list_witnesses
+from tidelog.log.producer.append_plan import is_over, list_witnesses
 from tidelog.log.topics import find_topic, list_topics, raise_epoch, raise_head
 from tidelog.model import layout, limits
-from tidelog.model.partition_rows import Head, decode_row, encode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Topic, decode_row, encode_row
 from tidelog.store.base import ObjectInfo
 
 __all__ = ["SkippedTopic", "SweepReport", "sweep_home"]

@@ -1,7 +1,7 @@
 """Trims a topic: deletes its oldest events. Starts no threads, takes no locks.
 
 A trim that would pass a reader (a consumer, an archive, a pump, a playback) is refused before step
-1, unless the caller accepts that (``log.readers``). Readers only move forward, except by a seek, so
+1, unless the caller accepts that (``log.status``). Readers only move forward, except by a seek, so
 what the check allows stays allowed.
 
 A trim has three steps. The next trim or sweep finishes what a crash left:
@@ -42,9 +42,8 @@ from tidelog.log.maintenance.obsolete_rows import decode_run, remove_trimmed
 from tidelog.log.topics import raise_head, read_head
 from tidelog.model import layout
 from tidelog.model.event import to_iso
-from tidelog.model.partition_rows import Head, Run
 from tidelog.model.times import moment_ms
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Run, Topic
 
 __all__ = [
     "BeforeTime",

@@ -46,8 +46,7 @@ from tidelog.log.maintenance.verify_bytes import Finding, Severity, VerifyTally,
 from tidelog.log.maintenance.verify_partition import PartitionCheck
 from tidelog.log.topics import find_topic
 from tidelog.model import layout
-from tidelog.model.partition_rows import Amendment, Run, decode_fields
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Amendment, Run, Topic, decode_fields
 from tidelog.store.base import ObjectInfo
 
 __all__ = ["Finding", "Severity", "VerifyReport", "verify_topic"]

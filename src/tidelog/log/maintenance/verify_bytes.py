@@ -24,8 +24,7 @@ from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.log.partition_reader import Reader
 from tidelog.model import layout
-from tidelog.model.partition_rows import Head, Run, decode_row
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Run, Topic, decode_row
 from tidelog.store import shared_store
 from tidelog.store.base import ObjectInfo, Store, check_key
 

@@ -20,7 +20,7 @@ from tidelog.log.maintenance.verify_bytes import VerifyTally, problem_of_object
 from tidelog.log.partition_reader import Reader
 from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
-from tidelog.model.partition_rows import (
+from tidelog.model.topic import (
     Amendment,
     Head,
     HeldRow,
@@ -30,8 +30,9 @@ from tidelog.model.partition_rows import (
     Strays,
     UnusedObjects,
     decode_row,
+    journal_slots,
+    slots_of,
 )
-from tidelog.model.times import journal_slots, slots_of
 
 __all__ = ["AmendmentCheck", "PartitionCheck", "SlotCheck"]
 

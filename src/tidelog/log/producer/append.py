@@ -73,20 +73,20 @@ from tidelog.log.producer.append_plan import (
     recent_batches,
     recovery_of,
     sent_batch,
+    staged_origin,
 )
-from tidelog.log.producer.staged import staged_origin
 from tidelog.log.topics import find_topic, head_of, open_head, read_head
 from tidelog.model import layout, limits
-from tidelog.model.partition_rows import (
+from tidelog.model.topic import (
     AppenderView,
     Head,
     ProducerState,
     Run,
+    Topic,
     decode_row,
     encode_row,
     writer_name,
 )
-from tidelog.model.topic import Topic
 from tidelog.store.base import copy_fresh, put_fresh
 
 __all__ = ["Appender", "StoredSegment"]

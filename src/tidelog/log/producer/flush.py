@@ -29,12 +29,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.codec.event_batch import batch_of
+from tidelog.codec.segment import split
+from tidelog.concurrency import Flag
 from tidelog.errors import TidelogError, UnavailableError, UnknownOutcomeError
-from tidelog.log.partitioner import split
 from tidelog.log.producer.append_plan import event_mark
 from tidelog.model import limits
 from tidelog.model.event import Headers, Position, Positions
-from tidelog.tasks import Flag
 
 if TYPE_CHECKING:
     import asyncio

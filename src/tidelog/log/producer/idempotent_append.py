@@ -31,7 +31,7 @@ import numpy as np
 from tidelog.catalog.base import Row
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.codec.event_batch import check_events, table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_segment, partitions_for, split
 from tidelog.context import Context
 from tidelog.coordination.outcome import append_error
 from tidelog.errors import (
@@ -41,14 +41,12 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.flush import FlushPart
 from tidelog.log.topics import open_head, read_head
 from tidelog.model import layout, limits
 from tidelog.model.event import Event, Positions, check_utf8
-from tidelog.model.partition_rows import Head, ProducerState, decode_row, encode_row, once_producer
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, ProducerState, Topic, decode_row, encode_row, once_producer
 
 __all__ = ["append_once"]
 

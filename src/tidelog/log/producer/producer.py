@@ -17,19 +17,24 @@ import numpy as np
 import pyarrow as pa
 
 from tidelog.codec.event_batch import batch_bytes, check_events, stored_batch, table_of
-from tidelog.codec.sizes import slices
+from tidelog.codec.formats.batches import slices
+from tidelog.codec.segment import partitions_for
 from tidelog.context import Context
 from tidelog.coordination.outcome import append_error
 from tidelog.errors import AlreadyExistsError, InvalidError, TidelogError, UnknownOutcomeError
-from tidelog.log.partitioner import partitions_for
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.append_plan import event_mark
 from tidelog.log.producer.flush import EventFields, Flush, FlushPart, SendFuture
 from tidelog.log.producer.uploader import UPLOADS, Uploader
 from tidelog.model import limits
 from tidelog.model.event import Event, Positions, check_event, check_timestamp, headers_of
-from tidelog.model.partition_rows import ProducerState, check_producer_name, unnamed_producer
-from tidelog.model.topic import Topic, partition_for
+from tidelog.model.topic import (
+    ProducerState,
+    Topic,
+    check_producer_name,
+    partition_for,
+    unnamed_producer,
+)
 
 __all__ = ["Producer"]
 

@@ -12,7 +12,8 @@ import contextlib
 import threading
 from concurrent.futures import wait
 
-from tidelog.codec.segment import Piece, encode_segment
+from tidelog.codec.segment import KeylessTurns, Piece, encode_segment
+from tidelog.concurrency import Pool, ProcessGuard, RefusingLock
 from tidelog.context import Context
 from tidelog.errors import (
     ConflictError,
@@ -21,12 +22,9 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.partitioner import KeylessTurns
 from tidelog.log.producer.append import Appender, StoredSegment
 from tidelog.log.producer.flush import Flush, FlushFailures, FlushPart
 from tidelog.model.topic import Topic
-from tidelog.process import ProcessGuard, RefusingLock
-from tidelog.tasks import Pool
 
 __all__ = ["UPLOADS", "Uploader"]
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidelog.api.browse import LookBack
 from tidelog.api.sql_process import SqlLimits
+from tidelog.api.topics import LookBack
 from tidelog.codec.event_json import event_lines
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home

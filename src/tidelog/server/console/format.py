@@ -20,10 +20,10 @@ from urllib.parse import quote, urlencode
 import msgspec
 from markupsafe import Markup, escape
 
+from tidelog.concurrency import describe_process
 from tidelog.model.decoding import is_deep_json
 from tidelog.model.event import to_iso
 from tidelog.model.times import rough_text
-from tidelog.process import describe_process
 
 __all__ = [
     "PREVIEW_MAX",

@@ -27,8 +27,7 @@ from tidelog.log.status import (
     consumer_names,
     read_heads,
 )
-from tidelog.model.partition_rows import Head
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Head, Topic
 from tidelog.server.console.format import Series
 
 __all__ = ["ConsumerSample", "Sampler", "Snapshot", "TopicSample"]

@@ -48,11 +48,11 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidelog.catalog.checksums import CheckedCatalog
+from tidelog.catalog.wrappers import CheckedCatalog
 from tidelog.clock import Clock
 from tidelog.context import Context
 from tidelog.coordination.audit import record_action
-from tidelog.coordination.tokens import note_uses
+from tidelog.coordination.registry import note_uses
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, contained
 from tidelog.home import Home
 from tidelog.model import layout

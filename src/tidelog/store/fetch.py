@@ -1,24 +1,71 @@
-"""Opens objects of a store as files: fetched whole and checked, or read by ranges.
+"""Fetches objects: the next ones while the caller works on one, or one of them as a file.
 
-Both keep a bounded amount in memory. A fetched file beyond that is on the local disk, because its
-checksum covers all of it and it should be read only once.
+**Ahead.** Results come in order, and an error in its turn. Only a few are in memory at a time, even
+for a slow caller.
+
+**As files.** Objects are fetched whole and checked, or read by ranges. Both keep a bounded amount
+in memory. A fetched file beyond that is on the local disk, because its checksum covers all of it
+and it should be read only once.
 """
 
 from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeVar, cast
 
 import crc32c
 
+from tidelog.concurrency import Pool
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.model.pipeline import FileEntry
 from tidelog.store.base import Store
 
-__all__ = ["fetched", "naming", "opened"]
+__all__ = [
+    "fetch_ahead",
+    "fetch_ahead_in_threads",
+    "fetched",
+    "naming",
+    "opened",
+]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_AHEAD = 3  # objects; each is a round trip on a remote store
+
+
+def fetch_ahead(
+    pool: Executor | None, fetch: Callable[[T], R], wanted: Iterable[T], ahead: int
+) -> Iterator[tuple[T, R]]:
+    """Yields each thing with the result of ``fetch``; a pool fetches up to ``ahead`` in advance."""
+    if pool is None:
+        yield from ((each, fetch(each)) for each in wanted)
+        return
+    waiting: deque[tuple[T, Future[R]]] = deque()
+    try:
+        for each in wanted:
+            waiting.append((each, pool.submit(fetch, each)))
+            if len(waiting) > ahead:
+                first, coming = waiting.popleft()
+                yield first, coming.result()
+        while waiting:
+            first, coming = waiting.popleft()
+            yield first, coming.result()
+    finally:
+        for _, coming in waiting:
+            coming.cancel()
+
+
+def fetch_ahead_in_threads(fetch: Callable[[T], R], wanted: Iterable[T]) -> Iterator[tuple[T, R]]:
+    """Does the same with threads of its own, which end with the iteration."""
+    with Pool(_AHEAD, "tidelog-fetch") as pool:
+        yield from fetch_ahead(pool, fetch, wanted, _AHEAD)
+
 
 _FETCH_BYTES = 8 << 20  # in one request
 _SPOOL_BYTES = 4 << 20  # of a fetched file in memory; a commit may have many open

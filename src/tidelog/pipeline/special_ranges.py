@@ -1,0 +1,490 @@
+"""Ranges that are not read from the source in turn: carried from files, late, or lost.
+
+**Carried ranges** come from another generation's files, completely or in part. A carried range is
+read from the files alone. A completed one is read from the source, and the files add the events
+that the source no longer has.
+
+**Late events** came into an archive after a reader of it had passed the gap they were in. A
+generation that is promoted may have events where the one before it had a gap, or was made of a
+folder without some files. A pump or a stream that has passed the gap goes back for them: the cycle
+plans a range inside of the gap, and its commit leaves the position where it is and removes that
+part of the gap. All else is as for any range, so each event comes once. It comes later than its
+neighbors.
+
+An archive keeps the gap instead: its files are ordered by offset. A backfill fills it.
+
+**Lost ranges** are missing in the catalog. They are set aside, so that no event counts twice.
+
+A catalog restored from a backup is older than its store. Ranges committed in between have published
+their files, but no row names them. The pipeline will do them again: with other limits and other
+bytes, possibly with other events, since the source may be a topic of the same catalog. Such files
+must not stay where readers list them.
+
+Their manifests are still in the store. ``looked`` in a head is its epoch when a driver last looked
+for lost ranges and then wrote the head. Lost ranges have that epoch or a later one, and no sweep
+deletes such manifests. A driver lists them when it claims a source partition. After that, if no
+range is decided:
+
+1. Of the manifests that no commit names, choose those from the
+   head's ordinal on whose files have the right size and
+   checksum.                                                  → crash: nothing has changed
+2. Decide, in one write that expects the head: a row
+   ``aside/<manifest>`` for each range, which never changes,
+   and new ``names`` in the head, which become part of every
+   later file name.                                           → crash: the next driver does 3
+3. Set date folders of these files that have a ``_SUCCESS``
+   to ``reopening``, for the next finalize.                   → crash: the same
+4. Copy each file below ``_aside`` of the archive's folder,
+   create-only.                                               → crash: two copies, one of them
+                                                                where no reader lists
+5. Delete the files.                                          → done
+
+No range begins until all files named by ``aside`` rows are deleted where readers list them. The
+next driver that claims the partition finds the rows and resumes.
+
+A replay of dead letters publishes into the same folders, under the same kind of names. It reads
+what its generation has committed, so a generation that lost ranges may have lost replays of them.
+These events are no dead letters if the range can parse them now. So before step 2, a driver that
+finds lost ranges of a generation and any manifest of a replay that no commit names:
+
+a. puts new ``names`` into its head, as in step 2             → crash: the next driver does the same
+b. claims the partition of the replay, which fences a driver
+   there, finishes a decided range, does steps 1 to 5 for the
+   replay, and releases it                                    → crash: the next driver does the same
+
+Its own lost ranges show that this is to do, until a write after step 5 puts ``looked``.
+
+This module touches no marker, because the row of a folder decides (``archive.finalize``): finalize
+deletes a marker that is newer than the restored catalog, and a new one lists the current files.
+
+Step 5 deletes by name, and a driver may stall before it while others do the range again and commit
+it. So names decided in step 2 are never reused: later ranges have other ``names``. A driver that
+lost the partition before step 2 fails there and has deleted nothing. An attempt that was never
+decided has published nothing; a file with its name belongs to another range, committed (its ordinal
+shows that while the head is ours) or lost too. A file that no manifest explains stays: publishing
+refuses to replace it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidelog.catalog.base import ABSENT, Put, Row
+from tidelog.codec.event_batch import one_batch
+from tidelog.connectors.merge import within
+from tidelog.connectors.sink import AsideSink
+from tidelog.connectors.source import (
+    Bounds,
+    ChangingReader,
+    Chunk,
+    CountedRange,
+    DividingReader,
+    RangeReader,
+    SourceRange,
+)
+from tidelog.context import Context
+from tidelog.coordination.commits import load_manifest, read_commit_rows
+from tidelog.coordination.pipeline_rows import (
+    generation_pipeline,
+    read_partitions,
+    replay_pipeline,
+)
+from tidelog.errors import CorruptError, NotFoundError
+from tidelog.model import layout, limits
+from tidelog.model.pipeline import (
+    Aside,
+    FileEntry,
+    Gap,
+    Manifest,
+    Progress,
+    Totals,
+    joined_gaps,
+    offsets_between,
+)
+from tidelog.model.topic import decode_row, encode_row
+from tidelog.pipeline.date_folders import DateFolders, Span, reopen
+
+__all__ = [
+    "NAMES_CHARS",
+    "CarriedRange",
+    "CarriedReader",
+    "CompletedReader",
+    "ForgottenRange",
+    "SettingAside",
+    "committed_manifests",
+    "decisions",
+    "late_head",
+    "late_manifests",
+    "late_spans",
+    "read_aside",
+    "span_to_read",
+]
+
+NAMES_CHARS = 16  # of an id, in a head's ``names``: enough to be unique
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedRange:
+    """What a pipeline must know about a range from another generation's files."""
+
+    generation: int
+    as_is: bool  # the files hold the output of a transform, so no other transform runs
+    counted: CountedRange | None = None  # of ranges whose events the pipeline numbers itself
+    note: bytes = b""  # identifies the source partition, for a source that tracks
+    files: tuple[FileEntry, ...] = ()  # to copy beside what is read; `staged` is where they are
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedReader:
+    """Reads a range from another generation's files; pickles."""
+
+    reader: RangeReader
+    carried: CarriedRange
+
+    @property
+    def range(self) -> SourceRange:
+        return self.reader.range
+
+    @property
+    def is_changing(self) -> bool:
+        return isinstance(self.reader, ChangingReader) and self.reader.is_changing
+
+    def read(self) -> Iterator[Chunk]:
+        return self.reader.read()
+
+    def part(self, start: str, limit: str) -> CarriedReader | None:
+        """Implements ``DividingReader.part``, if events keep their offsets."""
+        if self.carried.counted is not None or not isinstance(self.reader, DividingReader):
+            return None
+        part = self.reader.part(start, limit)
+        return None if part is None else replace(self, reader=part)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedReader:
+    """Reads a range of a source, and from files the events that the source no longer has.
+
+    Kafka's compaction deletes records inside the range that a partition still holds. A backup may
+    be a copy without dead letters, or without some files. The live generation may have these
+    events in its files. So a generation that is being built reads both, in offset order. For an
+    offset in both, the source's event counts. The files are opened at the first offset that the
+    source lacks.
+    """
+
+    reader: RangeReader
+    files: RangeReader  # of a part of the range
+    generation: int  # of the files
+
+    @property
+    def range(self) -> SourceRange:
+        return self.reader.range
+
+    @property
+    def is_changing(self) -> bool:
+        return any(
+            isinstance(each, ChangingReader) and each.is_changing
+            for each in (self.reader, self.files)
+        )
+
+    def part(self, start: str, limit: str) -> RangeReader | None:
+        """Implements ``DividingReader.part``, if both of its readers do."""
+        if not (isinstance(self.reader, DividingReader) and isinstance(self.files, DividingReader)):
+            return None
+        reader, whole = self.reader.part(start, limit), self.files.range
+        first, last = max(int(start), int(whole.start)), min(int(limit), int(whole.limit))
+        if reader is None or first >= last:
+            return reader  # the files have nothing of this part
+        files = self.files.part(str(first), str(last))
+        return None if files is None else replace(self, reader=reader, files=files)
+
+    def read(self) -> Iterator[Chunk]:
+        """Yields the chunks of the source, with the missing events in between."""
+        rows, at = _FileRows(self.files), int(self.range.start)
+        for chunk in self.reader.read():
+            end = int(chunk.position)
+            if chunk.batch.num_rows < end - at:
+                yield from _fill_chunk(chunk, rows, at, end)
+            else:
+                yield chunk
+            at = max(at, end)
+
+
+def _fill_chunk(chunk: Chunk, rows: _FileRows, start: int, end: int) -> Iterator[Chunk]:
+    """Yields a chunk that ends at an offset, in parts of bounded size."""
+    left = chunk.batch
+    for more in rows.between(start, end):
+        offsets = _offsets(more)
+        if not (mask := np.isin(offsets, _offsets(left), invert=True)).any():
+            continue
+        border = int(offsets[-1]) + 1
+        before, left = within(left, 0, border), within(left, border, end)
+        both = one_batch([before, more.filter(pa.array(mask)).cast(before.schema)])
+        order = np.argsort(_offsets(both), kind="stable")
+        yield Chunk(both.take(pa.array(order)), str(border))
+    yield replace(chunk, batch=left)
+
+
+class _FileRows:
+    """The events of files, from the first requested offset on."""
+
+    def __init__(self, reader: RangeReader) -> None:
+        self._reader = reader
+        self._chunks: Iterator[Chunk] | None = None
+        self._left: pa.RecordBatch | None = None  # of the last batch
+
+    def between(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yields the events of ``[start, end)``. Calls must go forward."""
+        if self._chunks is None:
+            self._chunks = self._reader.read()
+        while True:
+            batch = self._left
+            if batch is None:
+                chunk = next(self._chunks, None)
+                if chunk is None:
+                    return
+                batch = chunk.batch
+            wanted = within(batch, start, end)
+            rest = batch.slice(np.searchsorted(_offsets(batch), end))
+            self._left = rest if rest.num_rows else None
+            if wanted.num_rows:
+                yield wanted
+            if self._left is not None:
+                return
+
+
+def _offsets(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = batch.column("offset").to_numpy()
+    return found
+
+
+_Offsets = tuple[int, int]
+
+_FILLED = ("upstream", "files")  # reasons of gaps that an archive may fill later
+
+
+def span_to_read(head: Progress, held: Bounds) -> tuple[str, Bounds]:
+    """Returns where the next range begins, and bounds that end where it must end."""
+    for start, end in late_spans(head, held):
+        return str(start), replace(held, end=str(end))
+    return head.position, held
+
+
+def late_spans(head: Progress, held: Bounds) -> list[_Offsets]:
+    """Returns the offsets in gaps of a head that its source, an archive, has now."""
+    if offsets_between(held.first, held.end) is None:
+        return []
+    passed = [_span(gap) for gap in head.gaps if gap.reason in _FILLED and not gap.is_partial]
+    missing = [_span(gap) for gap in held.gaps if not gap.is_partial]
+    found: list[_Offsets] = []
+    for start, end in passed:
+        at, last = max(start, int(held.first)), min(end, int(held.end))
+        for first, after in sorted(missing):
+            if at < min(first, last):
+                found.append((at, min(first, last)))
+            at = max(at, after)
+        if at < last:
+            found.append((at, last))
+    return found
+
+
+def late_head(head: Progress, manifest: Manifest, totals: Totals) -> Progress:
+    """Returns the head after a range in one of its gaps; ``totals`` include the range."""
+    start, end = int(manifest.start), int(manifest.end)
+    gaps: list[Gap] = []
+    for gap in head.gaps:
+        whole = offsets_between(gap.start, gap.end)
+        if whole is None or gap.is_partial or not (int(gap.start) < end and start < int(gap.end)):
+            gaps.append(gap)
+            continue
+        for first, last in ((int(gap.start), start), (end, int(gap.end))):
+            if first < last:
+                gaps.append(Gap(str(first), str(last), gap.reason, last - first))
+    gaps += (gap for gap in manifest.lost if not gap.is_partial)
+    gaps = list(joined_gaps(tuple(gaps), tuple(gap for gap in manifest.lost if gap.is_partial)))
+    after = tuple(sorted(gaps, key=lambda gap: (int(gap.start), int(gap.end))))
+    before = head.totals
+    return msgspec.structs.replace(
+        head,
+        ordinal=manifest.ordinal + manifest.read,
+        gaps=after,
+        totals=msgspec.structs.replace(
+            totals,
+            skipped=sum(gap.offsets for gap in after),
+            lost=before.lost + _losses(after) - _losses(head.gaps),
+            event_ms=before.event_ms,
+            path_ms=before.path_ms,
+        ),
+    )
+
+
+def _losses(gaps: Iterable[Gap]) -> int:
+    return sum(gap.is_loss for gap in gaps)
+
+
+def _span(gap: Gap) -> _Offsets:
+    return int(gap.start), int(gap.end)
+
+
+_ROWS = (layout.aside_row(""), "aside0")
+
+
+def late_manifests(context: Context, pipeline: str, partition: str, epoch: int) -> list[str]:
+    """Returns the keys of a source partition's manifests of an epoch or later."""
+    folder = f"{layout.manifests(pipeline)}{layout.manifest_folder(partition)}/"
+    return [info.key for info in context.store.list(folder, start_after=f"{folder}{epoch:010}")]
+
+
+class SettingAside(NamedTuple):
+    """The steps for a claimed source partition without a decided range."""
+
+    context: Context
+    pipeline: str
+    partition: str
+    sink: AsideSink
+
+    def run(
+        self,
+        keys: Iterable[str],
+        head: Progress,
+        decide: Callable[[Sequence[Put]], None],
+        set_replays_aside: Callable[[], list[Aside]],
+    ) -> list[Aside]:
+        """Sets lost ranges aside, after ``decide`` has put their rows. Returns which.
+
+        ``set_replays_aside`` does steps a and b, and is called if they are to do.
+        """
+        known = committed_manifests(self.context, self.pipeline, self.partition)
+        lost = list(_lost_manifests(self.context, set(keys) - known, head))
+        replayed = set_replays_aside() if lost and self._has_unnamed_replays() else []
+        found = self.look(lost)
+        for rows in decisions(found):
+            decide(rows)
+        for each in found:
+            self.move(each)
+        return [*replayed, *(each.record for each in found)]
+
+    def look(self, lost: Iterable[tuple[str, Manifest]]) -> list[ForgottenRange]:
+        """Step 1: returns ranges to decide, and decided ranges that are not finished."""
+        rows = {row.row: decode_row(row.value, Aside, row.row) for row in self._rows()}
+        found: list[ForgottenRange] = []
+        taken: set[str] = set()
+        for name, manifest in lost:
+            decided = rows.get(layout.aside_row(name))
+            files = [file for file in self.sink.published(manifest) if file.target not in taken]
+            if decided is not None:
+                files = [file for file in files if self.sink.aside(file, name) in decided.files]
+            if files:
+                taken.update(file.target for file in files)
+                record = decided or self._record(name, manifest, files)
+                found.append(ForgottenRange(name, record, tuple(files), decided is not None))
+        return found
+
+    def move(self, found: ForgottenRange) -> None:
+        """Steps 3 to 5 for a decided range."""
+        for span in self._spans(found.files):
+            if self.sink.is_marked(span.folder):
+                reopen(self.context, generation_pipeline(self.pipeline), span)
+        self.sink.set_aside(found.files, found.name)
+
+    def _has_unnamed_replays(self) -> bool:
+        """Returns whether this is a generation with a manifest of a replay that no commit names."""
+        if generation_pipeline(self.pipeline) != self.pipeline:
+            return False
+        replays = replay_pipeline(self.pipeline)
+        keys = late_manifests(self.context, replays, self.partition, 0)
+        known = committed_manifests(self.context, replays, self.partition) if keys else set()
+        return not known.issuperset(keys)
+
+    def _spans(self, files: Iterable[FileEntry]) -> list[Span]:
+        """Returns the dated folders of files."""
+        folders = DateFolders(self.sink.layout())
+        return sorted(
+            {
+                span
+                for file in files
+                if file.kind == "data"
+                for span in folders.spans(self.sink.folder(file), file.path_ms)
+            },
+            key=lambda span: span.folder,
+        )
+
+    def _rows(self) -> Iterator[Row]:
+        where = layout.pipeline_partition(self.pipeline, self.partition)
+        return iter(self.context.catalog.scan(where, *_ROWS))
+
+    def _record(self, name: str, manifest: Manifest, files: Sequence[FileEntry]) -> Aside:
+        return Aside(
+            partition=self.partition,
+            start=manifest.start,
+            end=manifest.end,
+            events=sum(file.events for file in files if file.kind == "data"),
+            files=tuple(self.sink.aside(file, name) for file in files),
+            at_ms=self.context.clock.now_ms(),
+            incarnation=manifest.incarnation,
+        )
+
+
+class ForgottenRange(NamedTuple):
+    """A range that the catalog lost."""
+
+    name: str
+    record: Aside
+    files: tuple[FileEntry, ...]  # still where readers list them
+    is_decided: bool  # its row exists
+
+    def row(self) -> Put:
+        """Returns the row for step 2."""
+        return Put(layout.aside_row(self.name), encode_row(self.record), expect=ABSENT)
+
+
+def decisions(found: Iterable[ForgottenRange]) -> Iterator[list[Put]]:
+    """Yields the rows for step 2, in groups that fit into one write with the head."""
+    rows = [each.row() for each in found if not each.is_decided]
+    for first in range(0, len(rows), limits.CHANGES_MAX - 1):
+        yield rows[first : first + limits.CHANGES_MAX - 1]
+
+
+def committed_manifests(context: Context, pipeline: str, partition: str) -> set[str]:
+    """Returns the keys of all manifests that commits name."""
+    found: set[str] = set()
+    for row in read_commit_rows(context, pipeline, partition):
+        found |= {row.committed.manifest, row.committed.rewrite, *row.committed.replaced}
+    return found
+
+
+def read_aside(context: Context, pipeline: str) -> list[Aside]:
+    """Returns the ranges of a pipeline that were set aside."""
+    return [
+        decode_row(row.value, Aside, f"row `{row.row}`")
+        for partition in read_partitions(context, pipeline)
+        for row in context.catalog.scan(layout.pipeline_partition(pipeline, partition), *_ROWS)
+    ]
+
+
+def _lost_manifests(
+    context: Context, keys: Iterable[str], head: Progress
+) -> Iterator[tuple[str, Manifest]]:
+    """Yields manifests from the head's ordinal on, each with a name; includes merged ones."""
+    for key in sorted(keys):
+        found = _read(context, key)
+        name = key.rpartition("/")[2].removesuffix(".json")
+        if found is None:
+            continue
+        for number, manifest in enumerate(found.parts):
+            if manifest.ordinal >= head.ordinal:
+                yield f"{name}-{number:04}" if found.ranges else name, manifest
+
+
+def _read(context: Context, key: str) -> Manifest | None:
+    """Reads a manifest; None if a sweep deleted it or it is damaged."""
+    with contextlib.suppress(NotFoundError, CorruptError):
+        return load_manifest(context.store, key)
+    return None
