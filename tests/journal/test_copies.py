@@ -17,7 +17,8 @@ from tests.support.compiled_journals import Death, Press
 from tests.support.ranges import batch_of, stage
 from tidelog import Event
 from tidelog.codec.event_batch import Contents, table_of
-from tidelog.codec.segment import encode_staged, partitions_for, split
+from tidelog.codec.partitioner import partitions_for, split
+from tidelog.codec.segment import encode_staged
 from tidelog.connectors.sink import Lot
 from tidelog.connectors.topic.segments import EventLimit
 from tidelog.connectors.topic.sink import TopicPlaybackSink, TopicSettings, TopicSink

@@ -29,7 +29,8 @@ from tests.sim.stale import check_kind
 from tests.sim.world import Parts, World
 from tidelog.catalog import update as settling
 from tidelog.catalog.base import Catalog, Change, Delete, Put, WriteOutcome, judge
-from tidelog.codec.segment import KeylessTurns, Piece, Segment
+from tidelog.codec.partitioner import KeylessTurns
+from tidelog.codec.segment import Piece, Segment
 from tidelog.context import Context
 from tidelog.coordination.audit import key_hash, read_records
 from tidelog.erasure import delete

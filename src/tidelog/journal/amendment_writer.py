@@ -40,7 +40,7 @@ import pyarrow as pa
 
 from tidelog.catalog.base import Put
 from tidelog.catalog.update import attempts
-from tidelog.codec.segment import partitions_for
+from tidelog.codec.partitioner import partitions_for
 from tidelog.context import Context
 from tidelog.coordination.outcome import append_error
 from tidelog.errors import (

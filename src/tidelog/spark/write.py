@@ -67,7 +67,8 @@ from pyspark.sql.types import StructType
 from tidelog.catalog.base import ABSENT, Change, Check, Put
 from tidelog.catalog.update import attempts
 from tidelog.codec.event_batch import Contents, check_events, contents_of
-from tidelog.codec.segment import encode_staged, partitions_for, split
+from tidelog.codec.partitioner import partitions_for, split
+from tidelog.codec.segment import encode_staged
 from tidelog.concurrency import Pool
 from tidelog.context import Context
 from tidelog.errors import (

@@ -39,7 +39,7 @@ import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.codec.event_batch import STORED_SCHEMA, one_batch
-from tidelog.codec.segment import split
+from tidelog.codec.partitioner import split
 from tidelog.connectors.archive.staging import discard_files, staged_events
 from tidelog.connectors.kafka.client import (
     ClientWatch,

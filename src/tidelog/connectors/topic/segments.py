@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from tidelog.clock import RandomIds
 from tidelog.codec.event_batch import STORED_SCHEMA, check_events, stored_columns
-from tidelog.codec.segment import encode_staged, split
+from tidelog.codec.partitioner import split
+from tidelog.codec.segment import encode_staged
 from tidelog.connectors.sink import RangeWriter, RecordRefusedError, Written
 from tidelog.errors import InvalidError
 from tidelog.log.producer.append_plan import Collector

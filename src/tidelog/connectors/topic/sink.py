@@ -36,7 +36,8 @@ import pyarrow as pa
 
 from tidelog.codec.event_batch import STORED_SCHEMA, check_events
 from tidelog.codec.fields import FieldPaths, FieldTaker
-from tidelog.codec.segment import Piece, encode_segment, partitions_for, split
+from tidelog.codec.partitioner import partitions_for, split
+from tidelog.codec.segment import Piece, encode_segment
 from tidelog.concurrency import Pool
 from tidelog.connectors.archive.staging import discard_files
 from tidelog.connectors.sink import (

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.codec.event_batch import batch_of
-from tidelog.codec.segment import split
+from tidelog.codec.partitioner import split
 from tidelog.concurrency import Flag
 from tidelog.errors import TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.log.producer.append_plan import event_mark

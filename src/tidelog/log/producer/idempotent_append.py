@@ -31,7 +31,8 @@ import numpy as np
 from tidelog.catalog.base import Row
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.codec.event_batch import check_events, table_of
-from tidelog.codec.segment import encode_segment, partitions_for, split
+from tidelog.codec.partitioner import partitions_for, split
+from tidelog.codec.segment import encode_segment
 from tidelog.context import Context
 from tidelog.coordination.outcome import append_error
 from tidelog.errors import (

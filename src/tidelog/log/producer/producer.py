@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tidelog.codec.event_batch import batch_bytes, check_events, stored_batch, table_of
 from tidelog.codec.formats.batches import slices
-from tidelog.codec.segment import partitions_for
+from tidelog.codec.partitioner import partitions_for
 from tidelog.context import Context
 from tidelog.coordination.outcome import append_error
 from tidelog.errors import AlreadyExistsError, InvalidError, TidelogError, UnknownOutcomeError

@@ -12,7 +12,8 @@ import contextlib
 import threading
 from concurrent.futures import wait
 
-from tidelog.codec.segment import KeylessTurns, Piece, encode_segment
+from tidelog.codec.partitioner import KeylessTurns
+from tidelog.codec.segment import Piece, encode_segment
 from tidelog.concurrency import Pool, ProcessGuard, RefusingLock
 from tidelog.context import Context
 from tidelog.errors import (
