@@ -456,8 +456,11 @@ def test_three_processes_share_the_groups_and_one_of_them_dies(home: Home, play:
     create_pipeline(home.context, "pump", play.url(groups=9), "topic:changes")
     fill(play, 4_000, 0, START_MS, 20)
     clock = at(10)
-    pumps = [start(home, "pump", clock, last) for last in (60, 0, 0)]
+    pumps = [start(home, "pump", clock, 60)]
     try:
+        while not stored(home) and pumps[0].poll() is None:
+            time.sleep(0.02)  # the others join it when it is at work, and do not end before it
+        pumps += [start(home, "pump", clock) for _ in range(2)]
         assert pumps[0].wait(60) == -signal.SIGKILL  # in the middle of its work
         assert len(stored(home)) < 4_000
         deadline = time.monotonic() + 90
