@@ -327,3 +327,29 @@ def test_replay_beside_a_driver_that_looks_for_lost_ranges_archives_each_event_o
         assert records(home, archive) == []
         check_listed_once(home, archive, {n for n in range(20) if n % 7})
     assert at > 20
+
+
+def test_file_that_a_later_replay_wrote_again_is_not_set_aside(home: Home) -> None:
+    """The forgotten replay has a higher ordinal: it was the second one to try these letters."""
+    home.create_topic("timed", 1)
+    send(home, range(4), b"when", b"at")
+    archive = an_archive(home, "daily", "topic:timed", parser=AT)
+    cycle(home, archive, 1)
+    own = archive.pipeline()
+    restores = [saved_rows(home, archive, each) for each in (own, replay_pipeline(own))]
+    letters = {each.key: home.store.get(each.key) for each in home.store.list(f"{archive.dead}/")}
+    send(home, range(4, 6), b"at")
+    cycle(home, archive, 2)
+    before = {each.key for each in home.store.list(f"{archive.folder()}/")}
+    replay(home.context, archive, ReplayOptions(), LocalWorkers(1))  # it places nothing
+    assert replay_all(home, archive).replayed == 2
+    for restore in restores:
+        restore()
+    replayed = {each.key for each in home.store.list(f"{archive.folder()}/")} - before
+    home.store.delete(replayed)  # as a drop does that dies before it deletes manifests
+    for key, data in letters.items():
+        home.store.put(key, data)
+    assert replay_all(home, archive).replayed == 2
+    assert cycle(home, archive, 3).errors == {}
+    assert records(home, archive) == []
+    check_listed_once(home, archive, set(range(6)))

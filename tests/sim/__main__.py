@@ -43,6 +43,7 @@ from tests.sim.playback_world import PlaybackWorld
 from tests.sim.rebalance import RebalanceWorld
 from tests.sim.recorded_world import RecordedWorld
 from tests.sim.recreate_world import RecreateWorld
+from tests.sim.restored_world import RestoredWorld
 from tests.sim.returns_world import ReturnsWorld
 from tests.sim.rollback_world import RollbackWorld
 from tests.sim.rotation_world import RotationWorld
@@ -92,6 +93,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "outside": OutsideWorld,
     "recorded": RecordedWorld,
     "rotation": RotationWorld,
+    "restored": RestoredWorld,
 }
 PLANTED: dict[str, tuple[str, Mapping[str, Any], Callable[[Any, int], bool]]] = {
     "archives": ("### Bugs planted into archives", archive_planted.BUGS, archive_planted.notices),

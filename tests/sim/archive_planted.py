@@ -21,6 +21,7 @@ from tests.sim import (
     dropped_planted,
     marks_planted,
     moves_planted,
+    restored_planted,
     rotation_planted,
     tasks_planted,
 )
@@ -40,6 +41,7 @@ from tests.sim.late_world import FoldersWorld, LateWorld
 from tests.sim.moves_world import MovesWorld
 from tests.sim.outside_world import OutsideWorld
 from tests.sim.recorded_world import RecordedWorld
+from tests.sim.restored_world import RestoredWorld
 from tests.sim.returns_world import ReturnsWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedWorld
@@ -54,7 +56,6 @@ from tidelog.archive.fill import FillSource
 from tidelog.catalog.base import Check, Delete, Put
 from tidelog.codec import segment
 from tidelog.connectors.source import Bounds, MissingOffsets
-from tidelog.connectors.topic import sink as topic_sink
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.coordination.pipeline_rows import Replays, read_partitions, read_progress
 from tidelog.erasure import from_archives as archived
@@ -64,7 +65,6 @@ from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import _ProofSearch
 from tidelog.errors import TidelogError
 from tidelog.journal import compile_steps
-from tidelog.log.producer.append import Appender
 from tidelog.maintenance import pipeline_sweep as compact
 from tidelog.maintenance import pipeline_sweep as sweep
 from tidelog.maintenance import turn
@@ -426,21 +426,6 @@ def _proof_does_not_look_at_staging(patch: Patch) -> None:
 # Copies and trims.
 
 
-def _copies_have_no_numbers(patch: Patch) -> None:
-    """A pump and a restore append what is staged, whether or not it was appended before."""
-    append = topic_sink.append_staged
-
-    def anyhow(producer: Any, segments: Any, ordinal: int = 0, pool: Any = None) -> int:
-        producer = type(producer)(
-            producer._context, producer.topic, f"~{producer._context.ids.new()}"
-        )
-        return append(producer, segments, ordinal, pool)
-
-    patch.setattr(topic_sink, "append_staged", anyhow)
-    patch.setattr(Appender, "_claim", lambda *_: [])  # what a copy of a segment is known by
-    patch.setattr(Appender, "_recovered_at", lambda *_: None)
-
-
 def _segment_keeps_neighbors(patch: Patch) -> None:
     """Arrow pads what it writes of a slice with the bytes of the events behind it."""
     patch.setattr(segment, "_without_neighbors", lambda batch: batch)
@@ -490,7 +475,7 @@ BUGS: Mapping[str, Bug] = {
     "a chain's marker ignores the first source": Bug(
         "P4a", marks_planted.chain_is_bounded_by_its_source, MarkersWorld
     ),
-    "copies have no numbers": Bug("P4", _copies_have_no_numbers),
+    "copies have no numbers": Bug("P4", copies_planted.copies_have_no_numbers),
     "a segment keeps bytes of its neighbors": Bug("P5a", _segment_keeps_neighbors, StagedWorld),
     "a trim passes over archives": Bug("P4a", _trim_passes_over_archives),
     "gaps are not recorded": Bug("P4a", _gaps_are_not_recorded),
@@ -595,5 +580,17 @@ BUGS: Mapping[str, Bug] = {
     ),
     "a delete lists generations once": Bug(
         "P5a", dropped_planted.delete_lists_generations_once, OutsideWorld
+    ),
+    "a driver leaves forgotten ranges in the folder": Bug(
+        "P4", restored_planted.forgotten_ranges_stay, RestoredWorld
+    ),
+    "a driver leaves forgotten replays in the folder": Bug(
+        "P4", restored_planted.forgotten_replays_stay, RestoredWorld
+    ),
+    "a file that was replayed again is set aside": Bug(
+        "P4a", restored_planted.files_written_again_are_set_aside, RestoredWorld
+    ),
+    "verify does not miss staged files": Bug(
+        "P4a", restored_planted.staged_files_are_not_missed, RestoredWorld
     ),
 }

@@ -18,7 +18,7 @@ import msgspec
 
 from tests.sim.journal_raw import WatchedCatalog, WatchedStore, parquet_table
 
-__all__ = ["Folders", "Generation", "SourceRows", "Stored"]
+__all__ = ["Folders", "Generation", "SourceRows", "Stored", "decoded"]
 
 Row = dict[str, Any]
 Place = tuple[str, str, int]  # topic, partition, offset
@@ -71,6 +71,10 @@ class Folders:
         self._manifests: dict[str, Row] = {}
         self._read: dict[str, tuple[int, SourceRows | None]] = {}  # with the count of changes
 
+    def forget_rows(self) -> None:
+        """The rows are others now, without a write."""
+        self._read.clear()
+
     def archives(self) -> dict[str, Row]:
         """The rows of archives that are ready, by name."""
         found = self._rows.values("registry")
@@ -116,7 +120,7 @@ class Folders:
         """The events of a file."""
         version = self.version(key)
         if version not in self._files:
-            self._files[version] = list(_decoded(key, self._objects.data(key)))
+            self._files[version] = list(decoded(key, self._objects.data(key)))
         return self._files[version]
 
     def version(self, key: str) -> tuple[str, str]:
@@ -193,7 +197,8 @@ def _fields(value: bytes) -> Row:
     return found
 
 
-def _decoded(key: str, data: bytes) -> Iterator[Stored]:
+def decoded(key: str, data: bytes) -> Iterator[Stored]:
+    """The events of a file with these bytes."""
     if key.endswith(".parquet"):
         rows = parquet_table(data).to_pylist()
     else:

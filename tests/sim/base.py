@@ -113,8 +113,7 @@ class SimWorld:
     def run(self) -> Counter[Fault]:
         """Until all processes have finished; then what must hold in the end."""
         with self.simulation():
-            self.spawn_all()
-            self.scheduler.run(self.steps_max, self._after_step)
+            self.run_processes()
             self.faults.heal()
             self.check_end()
         return self.faults.counts
@@ -129,6 +128,11 @@ class SimWorld:
         ):
             yield
             self._raise_violations()
+
+    def run_processes(self) -> None:
+        """Start the processes of this world, and run them until all have finished."""
+        self.spawn_all()
+        self.scheduler.run(self.steps_max, self._after_step)
 
     def spawn_all(self) -> None:
         """Start the processes of this world."""

@@ -1,4 +1,4 @@
-"""Bugs planted into proofs that look for copies, and into accounts of archives of a backup."""
+"""Bugs planted into copies and proofs that look for them, and into accounts of archives."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from typing import Any
 import pytest
 
 from tidelog.archive.derived_archives import archives_of
+from tidelog.connectors.topic import sink as topic_sink
 from tidelog.coordination import audit
 from tidelog.erasure import proof_scope, topic_copies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.topic_copies import Copies
 from tidelog.log.ledger import ErasedIds
+from tidelog.log.producer.append import Appender
 from tidelog.log.topics import list_topics
 from tidelog.maintenance import pipeline_sweep
 from tidelog.pipeline import base
 
 __all__ = [
     "audit_forgets_copies",
+    "copies_have_no_numbers",
     "deletes_of_a_copy_hide_its_events",
     "erased_offsets_were_never_there",
     "proof_passes_over_copies",
@@ -80,3 +83,18 @@ def staged_for_deleted_topics_stays(patch: Patch) -> None:
 def erased_offsets_were_never_there(patch: Patch) -> None:
     """A range takes the word of its source, which counts offsets that were erased as absent."""
     patch.setattr(base, "_with_erased", lambda missing, *_: missing)
+
+
+def copies_have_no_numbers(patch: Patch) -> None:
+    """A pump and a restore append what is staged, whether or not it was appended before."""
+    append = topic_sink.append_staged
+
+    def anyhow(producer: Any, segments: Any, ordinal: int = 0, pool: Any = None) -> int:
+        producer = type(producer)(
+            producer._context, producer.topic, f"~{producer._context.ids.new()}"
+        )
+        return append(producer, segments, ordinal, pool)
+
+    patch.setattr(topic_sink, "append_staged", anyhow)
+    patch.setattr(Appender, "_claim", lambda *_: [])  # what a copy of a segment is known by
+    patch.setattr(Appender, "_recovered_at", lambda *_: None)

@@ -24,6 +24,7 @@ from tests.sim.late_world import LateWorld
 from tests.sim.moves_world import MovesWorld
 from tests.sim.outside_world import OutsideWorld
 from tests.sim.recorded_world import RecordedWorld
+from tests.sim.restored_world import RestoredWorld
 from tests.sim.returns_world import ReturnsWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedDone, StagedWorld
@@ -46,6 +47,7 @@ FOCUSED = (
     ReturnsWorld,
     OutsideWorld,
     RecordedWorld,
+    RestoredWorld,
 )
 # Seeds of these take less than a second.
 SHORT = (ArchivesWorld, CutsWorld, StagedWorld)
@@ -160,6 +162,8 @@ def test_focused_worlds_get_done_what_they_are_for() -> None:
     assert min(done[OutsideWorld][name] for name in ("promoted", "dropped", "only_archived"))
     recorded = ("proven", "letters", "tried", "forgotten")
     assert min(done[RecordedWorld][name] for name in recorded)
+    restored = ("restores", "put_back", "repeated", "aside", "replays_aside", "recovered")
+    assert min(done[RestoredWorld][name] for name in restored)
 
 
 def documented_bugs() -> list[tuple[str, ...]]:

@@ -33,6 +33,7 @@ from tidelog.archive.verify_checks import (
     RangeKey,
     SourceCheck,
     check_commits,
+    check_decided,
     check_manifest,
     check_range,
     check_replay,
@@ -54,6 +55,7 @@ from tidelog.coordination.pipeline_rows import (
     ReplayedRange,
     Replays,
     read_archive,
+    read_intent,
     read_partitions,
     read_progress,
     replay_pipeline,
@@ -476,6 +478,9 @@ class _VerifyLook:
             self._unreadable(key, partition, exc)
             files = ()
         self._coming |= {file.target for file in files}
+        own = self._archive.pipeline(self.tally.generation)
+        rows = self.context, replay_pipeline(own) if is_replay else own, partition
+        self.tally.add(*check_decided(self._store, files, lambda: read_intent(*rows) == intent))
 
     # Files.
 
@@ -576,8 +581,9 @@ class _VerifyLook:
         pipeline, partition = self._archive.pipeline(self.tally.generation), manifest.partition
         if file.kind == "dead":
             replays = Replays(self.context, pipeline, partition)
-            if any(f.target == file.target and not counts for f, counts in replays.dead()):
-                return True
+            with contextlib.suppress(NotFoundError, CorruptError):  # manifests: already reported
+                if any(f.target == file.target and not counts for f, counts in replays.dead()):
+                    return True
         return any(
             other.target == file.target and other != file and is_published(self._store, other)
             for each in (pipeline, replay_pipeline(pipeline))

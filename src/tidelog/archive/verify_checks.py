@@ -15,7 +15,7 @@ and a partition that has ended, as a person accepted, is another one there. Neit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,16 +25,18 @@ import numpy.typing as npt
 
 from tidelog.archive.read import ArchiveFiles
 from tidelog.connectors.archive.source import ArchiveSource
+from tidelog.connectors.archive.staging import is_published
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import Bounds, SkippingSource, SourcePartition, bounds_apart
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import ReplayedRange, read_progress
-from tidelog.errors import CorruptError, TidelogError, unexpected
+from tidelog.errors import CorruptError, NotFoundError, TidelogError, unexpected
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
 from tidelog.pipeline.source_partitions import track
 from tidelog.pipeline.special_ranges import late_spans
 from tidelog.store import shared_store
+from tidelog.store.base import Store
 
 __all__ = [
     "Offsets",
@@ -44,6 +46,7 @@ __all__ = [
     "RangeKey",
     "SourceCheck",
     "check_commits",
+    "check_decided",
     "check_manifest",
     "check_range",
     "check_replay",
@@ -56,6 +59,8 @@ __all__ = [
 
 
 _KEEP = "keep everything as it is, and report it: no crash leaves this"
+_MOVE = "move it out of the archive's folder, and keep it: the next driver publishes the range"
+_STAGED = "restore it from a copy of the store: no driver can finish its range without it"
 _MANIFEST = "restore the manifest from a copy of the store; if there is none, backfill the archive"
 
 
@@ -107,6 +112,33 @@ def check_commits(
         f"{commits[-1].end} after {events}"
     )
     yield Problem("rows", partition, what, _KEEP)
+
+
+def check_decided(
+    store: Store, files: Iterable[FileEntry], is_under_way: Callable[[], bool]
+) -> Iterator[Problem]:
+    """Checks that each file of a decided range is published, or can be.
+
+    ``is_under_way`` reads whether the range is still under way: one that is committed needs nothing
+    that it staged, and its files may have changed since.
+    """
+    for file in files:
+        is_staged = _is_there(store, file.staged)
+        if is_published(store, file) or not is_under_way():
+            continue
+        if _is_there(store, file.target):
+            what = f"has not the {file.size} bytes that its range has decided"
+            yield Problem("decided", file.target, what, _MOVE)
+        if not is_staged:
+            yield Problem("missing", file.staged, f"is staged for `{file.target}`", _STAGED)
+
+
+def _is_there(store: Store, key: str) -> bool:
+    try:
+        store.head(key)
+    except NotFoundError:
+        return False
+    return True
 
 
 def check_manifest(

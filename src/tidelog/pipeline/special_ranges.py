@@ -27,7 +27,7 @@ range is decided:
 
 1. Of the manifests that no commit names, choose those from the
    head's ordinal on whose files have the right size and
-   checksum.                                                  → crash: nothing has changed
+   checksum, and are not those of a commit.                   → crash: nothing has changed
 2. Decide, in one write that expects the head: a row
    ``aside/<manifest>`` for each range, which never changes,
    and new ``names`` in the head, which become part of every
@@ -61,8 +61,9 @@ Step 5 deletes by name, and a driver may stall before it while others do the ran
 it. So names decided in step 2 are never reused: later ranges have other ``names``. A driver that
 lost the partition before step 2 fails there and has deleted nothing. An attempt that was never
 decided has published nothing; a file with its name belongs to another range, committed (its ordinal
-shows that while the head is ours) or lost too. A file that no manifest explains stays: publishing
-refuses to replace it.
+shows that while the head is ours) or lost too. Ordinals of replays count tries, so a lost replay
+may have a later one than the replay that has written the same file again: files that commits name
+stay. A file that no manifest explains stays: publishing refuses to replace it.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ from tidelog.connectors.source import (
     SourceRange,
 )
 from tidelog.context import Context
-from tidelog.coordination.commits import load_manifest, read_commit_rows
+from tidelog.coordination.commits import load_manifest, read_commit_rows, read_manifests
 from tidelog.coordination.pipeline_rows import (
     generation_pipeline,
     read_partitions,
@@ -375,10 +376,11 @@ class SettingAside(NamedTuple):
         """Step 1: returns ranges to decide, and decided ranges that are not finished."""
         rows = {row.row: decode_row(row.value, Aside, row.row) for row in self._rows()}
         found: list[ForgottenRange] = []
-        taken: set[str] = set()
-        for name, manifest in lost:
+        there = [(*each, list(self.sink.published(each[1]))) for each in lost]
+        taken = self._committed_files() if any(files for *_, files in there) else set()
+        for name, manifest, published in there:
             decided = rows.get(layout.aside_row(name))
-            files = [file for file in self.sink.published(manifest) if file.target not in taken]
+            files = [file for file in published if file.target not in taken]
             if decided is not None:
                 files = [file for file in files if self.sink.aside(file, name) in decided.files]
             if files:
@@ -393,6 +395,16 @@ class SettingAside(NamedTuple):
             if self.sink.is_marked(span.folder):
                 reopen(self.context, generation_pipeline(self.pipeline), span)
         self.sink.set_aside(found.files, found.name)
+
+    def _committed_files(self) -> set[str]:
+        """Returns the names of files that commits of the generation or its replays name."""
+        generation = generation_pipeline(self.pipeline)
+        return {
+            file.target
+            for pipeline in (generation, replay_pipeline(generation))
+            for manifest in read_manifests(self.context, pipeline, self.partition)
+            for file in manifest.files
+        }
 
     def _has_unnamed_replays(self) -> bool:
         """Returns whether this is a generation with a manifest of a replay that no commit names."""

@@ -1,0 +1,44 @@
+"""Bugs planted into what drivers and ``archive verify`` do after a restore of the catalog."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidelog.archive import verify
+from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.special_ranges import SettingAside
+
+__all__ = [
+    "files_written_again_are_set_aside",
+    "forgotten_ranges_stay",
+    "forgotten_replays_stay",
+    "staged_files_are_not_missed",
+]
+
+Patch = pytest.MonkeyPatch
+
+
+def files_written_again_are_set_aside(patch: Patch) -> None:
+    """A file counts as that of a forgotten replay, though a later replay has written it again."""
+    patch.setattr(SettingAside, "_committed_files", lambda self: set())
+
+
+def forgotten_ranges_stay(patch: Patch) -> None:
+    """No driver looks for ranges that a restored catalog has forgotten."""
+    patch.setattr(Cycle, "_late", lambda self, partition, epoch: ())
+
+
+def forgotten_replays_stay(patch: Patch) -> None:
+    """A driver sets its own forgotten ranges aside, and leaves replays of them to the next one."""
+    patch.setattr(SettingAside, "_has_unnamed_replays", lambda self: False)
+
+
+def staged_files_are_not_missed(patch: Patch) -> None:
+    """``verify`` does not look for what a decided range has staged."""
+
+    def nothing(store: Any, files: Any, is_under_way: Any) -> list[Any]:
+        return []
+
+    patch.setattr(verify, "check_decided", nothing)
