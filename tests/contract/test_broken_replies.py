@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
 
 from tests.contract.test_dynamodb import ids, open_table, url_of
+from tests.contract.test_soak import a_store, faulty_store
 from tests.servers.dynamodb import DynamoDb
+from tests.servers.s3 import S3
 from tests.support.faults import FaultPlan, WireFault
 from tests.support.proxy import http_proxy
 from tidelog.catalog.base import ABSENT, Catalog, Put, Row
 from tidelog.catalog.dynamodb import DynamoCatalog
 from tidelog.catalog.dynamodb_client import BrokenReplyError, check_reply
+from tidelog.clock import SystemClock
 from tidelog.errors import ConflictError
+from tidelog.store.base import Store
+from tidelog.store.wrappers import Backoff, RetryingStore
 
 BROKEN = [
     WireFault.CUT_REPLY,
@@ -73,6 +79,53 @@ class TestDynamoReplies:
             catalog.write(where, *changes, write_id=mine)
             version = mine
         assert [row.version for row in catalog.scan(where)] == ["w3", "w3", "w3"]
+
+
+S3_BROKEN = [fault for fault in BROKEN if fault is not WireFault.DAMAGE_REPLY]
+
+
+@pytest.fixture
+def s3_plan() -> FaultPlan:
+    return FaultPlan(seed=1)
+
+
+@pytest.fixture
+def store(s3_server: S3, s3_plan: FaultPlan, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.secret_key)
+    with faulty_store(s3_server, s3_server.fresh_bucket("broken"), s3_plan) as url:
+        inner = a_store(url)
+        yield RetryingStore(inner, clock=SystemClock(), random=random.Random(1), backoff=Backoff())
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("fault", S3_BROKEN, ids=lambda fault: fault.name)
+class TestS3Replies:
+    def test_object_is_read_whole(self, store: Store, s3_plan: FaultPlan, fault: WireFault) -> None:
+        data = bytes(range(256)) * 40
+        store.put("a", data)
+        for _ in range(8):  # each reply is cut in another place
+            s3_plan.on_next(fault, mark=b"GET ")
+            assert store.get("a") == data
+            s3_plan.on_next(fault, mark=b"GET ")
+            assert store.get("a", 100, 9_000) == data[100:9_000]
+        assert s3_plan.counts[fault] == 16
+
+    def test_put_is_settled_by_what_is_there(
+        self, store: Store, s3_plan: FaultPlan, fault: WireFault
+    ) -> None:
+        data = b"x" * 5_000
+        for number in range(4):
+            s3_plan.on_next(WireFault.LOSE_REPLY, mark=b"PUT ")
+            s3_plan.on_next(fault, mark=b"GET ")
+            store.put(f"a{number}", data)
+        assert s3_plan.counts[fault] == 4
+
+
+@pytest.mark.server
+def test_empty_object_is_read_as_such(store: Store) -> None:
+    store.put("empty", b"")
+    assert (store.get("empty"), store.get("empty", 0, 10), store.get("empty", 5)) == (b"",) * 3
 
 
 @pytest.mark.server

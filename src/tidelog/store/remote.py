@@ -8,7 +8,8 @@ which Amazon and the gateways that we test against honor.
 
 The timeout of a request depends on its size: 10 s, and a second more for each MiB, rounded up to 10
 s times a power of two. A read also ends when nothing arrives for 10 s. A reply counts only as a
-whole: it must have as many bytes as it says, and the etag that every store sends.
+whole: it must have as many bytes as it says, and the etag that every store sends. Objects are read
+by range even if all of one is wanted: then the reply says how large the object is, too.
 
 **Errors** of obstore and boto3 are translated here, once, for every remote store:
 
@@ -406,15 +407,14 @@ class RemoteStore:
             return b""
         size = limits.OBJECT_BYTES_MAX if end is None else end - start
         client = self._clients.for_size(size, reads=True)
-        options: Any = {}
-        if start > 0 or end is not None:
-            options["range"] = {"offset": start} if end is None else (start, end)
+        # A reply to a range says how large the object is, so that a short one is noticed.
+        options: Any = {"range": {"offset": start} if end is None else (start, end)}
         try:
             found = obstore.get(client, key, options=options)
             data = bytes(found.bytes())
         except STORE_ERRORS as exc:
-            if start > 0 and is_beyond_the_end(exc):
-                return self.get(key)[start:end]
+            if is_beyond_the_end(exc):
+                return self._beyond_the_end(key, start)
             raise self._error(key, exc) from exc
         self._check_reply(key, found.meta)
         total = found.meta["size"]
@@ -427,6 +427,15 @@ class RemoteStore:
                 f"{found.range[0]} to {found.range[1]}",
             )
         return data
+
+    def _beyond_the_end(self, key: str, start: int) -> bytes:
+        """Returns nothing if the object ends before ``start``, as the store says."""
+        size = self.head(key).size
+        if size > start:
+            raise broken_reply(
+                self._url, key, f"{start} is beyond its end, and it has {size} bytes"
+            )
+        return b""
 
     def head(self, key: str) -> ObjectInfo:
         check_key(key)
