@@ -34,6 +34,7 @@ from tests.sim.archive_worlds import (
     MarkersWorld,
     OrphansWorld,
 )
+from tests.sim.arrivals_world import ArrivalsWorld
 from tests.sim.backups_world import BackupsWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.late_world import FoldersWorld, LateWorld
@@ -595,5 +596,9 @@ BUGS: Mapping[str, Bug] = {
     ),
     "a delete lists generations once": Bug(
         "P5a", dropped_planted.delete_lists_generations_once, OutsideWorld
+    ),
+    "an erasure searches once": Bug("P5a", dropped_planted.erasure_searches_once, ArrivalsWorld),
+    "an erased key counts where it was found": Bug(
+        "P5a", dropped_planted.erased_keys_count_where_they_were_found, ArrivalsWorld
     ),
 }
