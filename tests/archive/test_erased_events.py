@@ -29,7 +29,7 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.coordination.audit import Why, read_audit
 from tidelog.coordination.pipeline_rows import read_partitions
-from tidelog.erasure import from_archives
+from tidelog.erasure import from_archives, search
 from tidelog.erasure.delete import delete_events
 from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.search import FoundEvent
@@ -320,8 +320,8 @@ def test_delete_beside_a_backfill_from_a_copied_folder_finds_what_that_brings(
     monkeypatch.setattr(from_archives, "settled_offsets", build_after_the_search)
     if is_slow:
         under_way = {(archive.pipeline(building), "t/0", "0", 1)}
-        monkeypatch.setattr(from_archives, "ranges_under_way", lambda *_: set(under_way))
-        monkeypatch.setattr(from_archives, "_WAIT_S", 0.1)
+        monkeypatch.setattr(search, "ranges_under_way", lambda *_: set(under_way))
+        monkeypatch.setattr(search, "_WAIT_S", 0.1)
         with pytest.raises(UnknownOutcomeError, match="is being read into generation 2"):
             home.delete_key("t", b"k")
         return
@@ -419,7 +419,7 @@ def test_erasure_at_any_step_of_a_backfill_leaves_nothing(
         return done
 
     monkeypatch.setattr(Cycle, step, beside)
-    monkeypatch.setattr(from_archives, "_WAIT_S", 0)  # the range waits for this erasure
+    monkeypatch.setattr(search, "_WAIT_S", 0)  # the range waits for this erasure
     archive = built(home)
     assert erased
     ArchiveEraser(home.context).turn()
@@ -452,3 +452,68 @@ def test_range_with_a_transform_counts_what_it_leaves_out(
     produced = workers._written(task, iter([batch.slice(1) for batch in given]))
     staged = produced.staged
     assert (produced.read, staged.written, staged.left_out) == (6, 3, 2)
+
+
+@pytest.mark.parametrize("by", ["id", "key"])
+def test_older_event_that_comes_from_another_partition_later_is_left_out(
+    home: Home, tmp_path: Path, by: str
+) -> None:
+    source = write_events(tmp_path / "src", "a.jsonl", numbered(3))
+    archive = an_archive(home, "daily", source)
+    drive(home, archive)
+    wanted, key = (["e1"], None) if by == "id" else ([], b"k")
+    assert erase_archived(home.context, archive, WHY, wanted, key).is_clean
+    old, new = "2025-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
+    write_events(tmp_path / "src", "b.jsonl", [("e1", 0, old), ("e7", 1, old), ("e1", 2, new)])
+    drive(home, archive)
+    assert len(read_partitions(home.context, archive.pipeline())) == 2
+    assert ids(home, archive) == (["e0", "e1", "e2", "e7"] if by == "id" else ["e1"])
+    check_account(home, archive, erased=2 if by == "id" else 5)
+
+
+def copied_folder(home: Home, folder: Path) -> list[Path]:
+    """Copy the archive of a topic, and delete both; its two files of three events each."""
+    full = home.archives.create("full", source="topic:t")
+    for first in (0, 3):
+        home.append("t", [Event(b"x", id=f"e{n}", key=b"k") for n in range(first, first + 3)])
+        full.run()
+    shutil.copytree(folder_of(home, full.info), folder)
+    full.delete(files=True)
+    home.delete_topic("t")
+    return sorted(folder.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("by", ["id", "key"])
+@pytest.mark.parametrize("brought_by", ["driver", "backfill"])
+def test_erasure_finds_what_is_archived_between_its_search_and_its_record(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brought_by: str, by: str
+) -> None:
+    full, source, is_driver = tmp_path / "full", tmp_path / "source", brought_by == "driver"
+    files = copied_folder(home, full)
+    shutil.copytree(full, source)
+    lacking = files[-1 if is_driver else 0]
+    (source / lacking.relative_to(full)).unlink()
+    archive = an_archive(home, "daily", f"file:{source}?mode=events")
+    drive(home, archive)
+    recorded, brought = from_archives.put_record, list[int]()
+
+    def bring_before_the_record(*given: Any) -> str:
+        if not brought:
+            brought.append(1)
+            if is_driver:
+                shutil.copy(lacking, source / lacking.relative_to(full))
+                drive(home, archive)
+            else:
+                how = ArchiveFormat(source=f"file:{full}?mode=events", start="earliest")
+                drive(home, *begin_backfill(home.context, "daily", how))
+        return recorded(*given)
+
+    monkeypatch.setattr(from_archives, "put_record", bring_before_the_record)
+    wanted, key = (["e0", "e4"], None) if by == "id" else ([], b"k")
+    erased = erase_archived(home.context, archive, WHY, wanted, key)
+    assert erased.is_clean
+    assert (erased.events, erased.found) == ((2, 2) if by == "id" else (6, 6))
+    if not is_driver:
+        archive = promote(home.context, "daily")
+    assert ids(home, archive) == (["e1", "e2", "e3", "e5"] if by == "id" else [])
+    check_account(home, archive, erased=2 if by == "id" else 6)

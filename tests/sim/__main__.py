@@ -27,6 +27,7 @@ from tests.sim.archive_worlds import (
     MarkersWorld,
     OrphansWorld,
 )
+from tests.sim.arrivals_world import ArrivalsWorld
 from tests.sim.backups_world import BackupsWorld
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld, DeniedWorld, LossyWorld
@@ -91,6 +92,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "transforms": TransformsWorld,
     "returns": ReturnsWorld,
     "outside": OutsideWorld,
+    "arrivals": ArrivalsWorld,
     "recorded": RecordedWorld,
     "rotation": RotationWorld,
     "restored": RestoredWorld,

@@ -35,6 +35,7 @@ from tests.sim.archive_worlds import (
     MarkersWorld,
     OrphansWorld,
 )
+from tests.sim.arrivals_world import ArrivalsWorld
 from tests.sim.backups_world import BackupsWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.late_world import FoldersWorld, LateWorld
@@ -581,16 +582,9 @@ BUGS: Mapping[str, Bug] = {
     "a delete lists generations once": Bug(
         "P5a", dropped_planted.delete_lists_generations_once, OutsideWorld
     ),
-    "a driver leaves forgotten ranges in the folder": Bug(
-        "P4", restored_planted.forgotten_ranges_stay, RestoredWorld
-    ),
-    "a driver leaves forgotten replays in the folder": Bug(
-        "P4", restored_planted.forgotten_replays_stay, RestoredWorld
-    ),
-    "a file that was replayed again is set aside": Bug(
-        "P4a", restored_planted.files_written_again_are_set_aside, RestoredWorld
-    ),
-    "verify does not miss staged files": Bug(
-        "P4a", restored_planted.staged_files_are_not_missed, RestoredWorld
+    **{name: Bug(*bug, RestoredWorld) for name, bug in restored_planted.BUGS.items()},
+    "an erasure searches once": Bug("P5a", dropped_planted.erasure_searches_once, ArrivalsWorld),
+    "an erased key counts where it was found": Bug(
+        "P5a", dropped_planted.erased_keys_count_where_they_were_found, ArrivalsWorld
     ),
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tidelog.archive import erased_events
 from tidelog.archive.coverage import DroppedEvents
 from tidelog.archive.erased_events import _FoundDeletions
 from tidelog.erasure import from_archives
@@ -14,6 +15,8 @@ __all__ = [
     "delete_lists_generations_once",
     "deletes_count_up_to_a_time",
     "dropped_events_excuse_lost_ones",
+    "erased_keys_count_where_they_were_found",
+    "erasure_searches_once",
 ]
 
 Patch = pytest.MonkeyPatch
@@ -44,3 +47,22 @@ def delete_lists_generations_once(patch: Patch) -> None:
         return [each for each in built if from_archives._is_from_outside(*each)]
 
     patch.setattr(from_archives, "_built_from_outside", listed_before)
+
+
+def erasure_searches_once(patch: Patch) -> None:
+    """An erasure does not look again for what came between its search and its record."""
+
+    def once(first: Any, look_again: Any, record: Any) -> dict[Any, Any]:
+        record(first)
+        return dict(first)
+
+    patch.setattr(from_archives, "_record_all", once)
+
+
+def erased_keys_count_where_they_were_found(patch: Patch) -> None:
+    """A range leaves out events of an erased key only in source partitions that had one."""
+
+    def is_elsewhere(own: Any, origins: Any) -> bool:
+        return not any(each.may_be(own) for each in origins)
+
+    patch.setattr(erased_events, "_is_created_again", is_elsewhere)

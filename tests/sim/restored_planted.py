@@ -10,12 +10,7 @@ from tidelog.archive import verify
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.special_ranges import SettingAside
 
-__all__ = [
-    "files_written_again_are_set_aside",
-    "forgotten_ranges_stay",
-    "forgotten_replays_stay",
-    "staged_files_are_not_missed",
-]
+__all__ = ["BUGS"]
 
 Patch = pytest.MonkeyPatch
 
@@ -42,3 +37,11 @@ def staged_files_are_not_missed(patch: Patch) -> None:
         return []
 
     patch.setattr(verify, "check_decided", nothing)
+
+
+BUGS = {
+    "a driver leaves forgotten ranges in the folder": ("P4", forgotten_ranges_stay),
+    "a driver leaves forgotten replays in the folder": ("P4", forgotten_replays_stay),
+    "a file that was replayed again is set aside": ("P4a", files_written_again_are_set_aside),
+    "verify does not miss staged files": ("P4a", staged_files_are_not_missed),
+}

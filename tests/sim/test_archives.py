@@ -18,6 +18,7 @@ from tests.sim.archive_worlds import (
     MarkersWorld,
     OrphansWorld,
 )
+from tests.sim.arrivals_world import ArrivalsWorld
 from tests.sim.backups_world import BackupsWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.late_world import LateWorld
@@ -46,6 +47,7 @@ FOCUSED = (
     TransformsWorld,
     ReturnsWorld,
     OutsideWorld,
+    ArrivalsWorld,
     RecordedWorld,
     RestoredWorld,
 )
@@ -160,6 +162,7 @@ def test_focused_worlds_get_done_what_they_are_for() -> None:
     returned = ("returned_ids", "returned_keys", "only_archived", "promoted", "remade")
     assert min(done[ReturnsWorld][name] for name in returned)
     assert min(done[OutsideWorld][name] for name in ("promoted", "dropped", "only_archived"))
+    assert min(done[ArrivalsWorld][name] for name in ("clean", "arrived", "backfills"))
     recorded = ("proven", "letters", "tried", "forgotten")
     assert min(done[RecordedWorld][name] for name in recorded)
     restored = ("restores", "put_back", "repeated", "aside", "replays_aside", "recovered")

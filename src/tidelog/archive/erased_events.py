@@ -7,8 +7,10 @@ only archives hold is decided once it is written, and always counts. All of this
 topic that is being deleted, until its rows and objects are deleted.
 
 An erasure is permanent. It names offsets of a source partition, with its incarnation, and ids or
-keys up to a time. A source may still hold the events: a file, a Kafka topic, a folder copied before
-the erasure, another archive of the same topic. So each range skips what is named by
+keys up to a time. Ids and keys erased from an archive count in all of its source partitions, also
+in those that begin later, but not in one that was created again since. A source may still hold the
+events: a file, a Kafka topic, a folder copied before the erasure, another archive of the same
+topic. So each range skips what is named by
 
 - the audit of the archive itself, and of every archive that it is made of (``archives_above``);
 - the audit of the topic that its events come from, if a generation is built from another source
@@ -208,8 +210,9 @@ class ErasedBefore:
         }
         here = [each for each in record.events if each.partition in numbers]
         found.offsets.update(event.offset for event in here if event.offset >= 0)
-        if record.archived:
-            found.enter(record, here)
+        if record.archived:  # an older event may come from a partition where none was found
+            if not _is_created_again(own[0], origins):
+                found.enter(record, record.events)
         elif numbers:  # of the topic that the archive had
             found.enter_unplaced(record, record.events)
             starts = enumerate(record.starts)
@@ -268,6 +271,13 @@ class _FoundDeletions(NamedTuple):
             _add(self.trimmed_keys, [record.key], last)
         elif last >= 0:
             _add(self.trimmed_ids, [each.id for each in record.events if each.id], last)
+
+
+def _is_created_again(own: Origin, origins: Collection[Origin]) -> bool:
+    """Returns whether a record names an earlier incarnation of a source partition, and not this."""
+    named = [each for each in origins if each.partition == own.partition]
+    is_known = UNKNOWN_ORIGIN in origins or any(each.may_be(own) for each in named)
+    return bool(named) and not is_known
 
 
 def _add(ends: dict[bytes, int], marks: Iterable[str], last: int) -> None:

@@ -32,7 +32,6 @@ from tidelog.archive.derived_archives import (
     sources_of,
 )
 from tidelog.archive.erased_events import Deletions
-from tidelog.clock import looks
 from tidelog.connectors.by_url import pipelines_of
 from tidelog.context import Context
 from tidelog.coordination.audit import (
@@ -51,7 +50,7 @@ from tidelog.erasure.proof_scope import (
     origins_of_deleted,
     outside_of_home,
 )
-from tidelog.erasure.search import ranges_under_way
+from tidelog.erasure.search import still_under_way
 from tidelog.erasure.topic_copies import (
     IN_HOME,
     Copies,
@@ -74,9 +73,6 @@ from tidelog.model.topic import Topic
 from tidelog.pipeline.registry import list_pipelines
 
 __all__ = ["ArchiveScope"]
-
-_WAIT_S = 10.0  # for unfinished ranges
-_LOOK_S = 0.2
 
 
 class ArchiveScope(ProofScope):
@@ -178,11 +174,7 @@ class ArchiveScope(ProofScope):
             for copy in copies
             for pipeline in pipelines_of(copy.archive, *copy.archive.formats)
         }
-        left = ranges_under_way(self.context, names)
-        for _ in looks(self.context.clock, _WAIT_S, _LOOK_S) if left else ():
-            left &= ranges_under_way(self.context, names)
-            if not left:
-                break
+        left = still_under_way(self.context, names)
         for pipeline, partition in sorted({each[:2] for each in left}):
             yield names[pipeline], layout.pipeline_partition(pipeline, partition)
 

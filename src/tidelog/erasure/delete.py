@@ -27,7 +27,7 @@ from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.erasure.from_archives import DELETE_AGAIN, TopicPlaces, erase_found, erase_trimmed
 from tidelog.erasure.matcher import redact_reasons
 from tidelog.erasure.proof_scope import TopicScope
-from tidelog.erasure.search import matcher_of, search_generation, search_strays
+from tidelog.erasure.search import FileSearch, matcher_of, search_generation, search_strays
 from tidelog.journal.amend import Amender, AmendResult
 from tidelog.journal.lookup import Lookup, can_be_id, with_key
 from tidelog.log.topics import read_head
@@ -80,7 +80,7 @@ def plan_erasure(
         starts: dict[str, int | None] = {
             name: read_head(context, topic, number)[0].start for name, number in own.items()
         }
-        found = search_generation(context, archive, generation, starts, (sought, []))
+        found = search_generation(context, archive, generation, starts, FileSearch(sought))
         places = {(origin.partition, offset) for origin, offset in found}
         trimmed |= places
         heads = {name: read_progress(context, pipeline, name) for name in own}
@@ -100,7 +100,7 @@ def plan_archive_erasure(
     for copy in copies_of(context, archive):
         known = read_partitions(context, copy.archive.pipeline())
         found = search_generation(
-            context, copy.archive, copy.archive.generation, dict.fromkeys(known), (sought, [])
+            context, copy.archive, copy.archive.generation, dict.fromkeys(known), FileSearch(sought)
         )
         archives[copy.archive.name] += len(found)
         if copy.archive.name == archive.name:

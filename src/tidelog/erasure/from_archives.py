@@ -9,11 +9,13 @@ For an existing topic there are four steps. The scribe finishes them after a cra
 4. mark the record as ``done``                                        → crash: nothing is missing
 
 A restore may bring the events back into the topic between a delete's look at the topic and step 3.
-So a delete that found events here looks at the topic again after step 3, and deletes what came. A
-generation may be being built from a source outside of the home, which may hold events that no
-archive has. So after step 4 a delete lists the generations once more, waits for ranges of such ones
-that are under way, and searches these, until it finds nothing new. Ranges that begin later leave
-out what the record names.
+So a delete that found events here looks at the topic again after step 3, and deletes what came.
+
+A driver may bring more such events between steps 1 and 2. So after the record an erasure looks
+again: it lists the generations, waits for their ranges under way, and searches. It records what is
+new, and looks again until it finds nothing new (``_record_all``). Ranges that begin after a record
+leave out what it names. A delete looks again only at generations that are being built from a source
+outside of the home, since what other ones read is in the topic or in files that it has searched.
 
 From step 2 on these places count as deleted (``archive.erased_events``), so ``delete --prove`` and
 the scribe rewrite the archives' files without them, as after any delete. A call may skip what
@@ -24,13 +26,14 @@ An archive whose topic is deleted, or whose source is another system, has no led
 (``audit/<archive>``) has the record, step 3 rewrites its files and those of its copies, and step 4
 follows once no unfinished range may hold one of the events. The record has the incarnation of each
 source partition: a copy of another incarnation keeps what is at these offsets. No file of a range
-under way can be searched yet, and it may hold what its source has deleted since: step 1 waits for
-such ranges, and the result names those that take too long.
+under way can be searched yet, and it may hold what its source has deleted since: the look after the
+record waits for such ranges, and the result names those that take too long. A look searches only
+the files that no earlier one has searched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +54,6 @@ from tidelog.archive.derived_archives import (
     with_later_ones,
 )
 from tidelog.archive.erased_events import PartitionOffsets, deleted_offsets, deletion_records
-from tidelog.clock import looks
 from tidelog.context import Context
 from tidelog.coordination.audit import (
     HASH_BYTES,
@@ -74,14 +76,16 @@ from tidelog.erasure.matcher import EventMatcher, redact_reasons, remove_quotes
 from tidelog.erasure.proof_places import files_named_by_events
 from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_archive
 from tidelog.erasure.search import (
+    SEARCHED_STATES,
+    ArchiveSearch,
+    FileSearch,
     FoundEvent,
     SourceOffset,
-    UnfinishedRange,
     check_trimmed,
     matcher_of,
-    ranges_under_way,
     search_aside,
     search_generation,
+    still_under_way,
 )
 from tidelog.erasure.topic_copies import (
     IN_HOME,
@@ -89,9 +93,9 @@ from tidelog.erasure.topic_copies import (
     original_archives,
     other_sources,
 )
-from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
-from tidelog.log.topics import list_topics, read_head
+from tidelog.log.topics import read_head
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
@@ -112,8 +116,6 @@ __all__ = [
 
 _PLACE_BYTES = 24  # of an event in a record, besides its id
 DELETE_AGAIN = "delete again, which completes it"
-_WAIT_S = 10.0  # for unfinished ranges
-_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,24 +160,51 @@ def erase_trimmed(
     found, numbers = looked.found, looked.numbers
     # Also if nothing is found: another call may have erased it.
     new = looked.without(settled_offsets(context, topic))
+    search = FileSearch(sought)
     for archive in {each.name: each for each, _ in first}.values():
         of_topic = partial(is_of_topic, topic=topic)
-        aside = search_aside(context, archive, sought, len(found), of_topic)
+        aside = search_aside(context, archive, search, len(found), of_topic)
         found, new = found | aside, new | aside
         numbers = dict.fromkeys((origin for origin, _ in aside), 0) | numbers
-    sent = SentWrites()
+    sent, places = SentWrites(), looked.places(numbers)
+
+    def look_again() -> _Found:
+        nonlocal places
+        built = _built_from_outside(context, topic, first)
+        if not built:
+            return {}
+        _wait_for_ranges(context, built)
+        later = _search_trimmed(context, topic, built, sought)
+        places = later.places()
+        found.update(later.found)
+        return later.without(settled_offsets(context, topic))
+
+    def record(events: _Found) -> None:
+        erase_found(sent.tracked(context), topic, why, events, places, key)
+
     with sent.unknown_if_any(f"delete in `{topic.name}`", DELETE_AGAIN):
-        erase_found(sent.tracked(context), topic, why, new, looked.places(numbers), key)
-        while built := _built_from_outside(context, topic, first):
-            _wait_for_ranges(context, built)
-            later = _search_trimmed(context, topic, built, sought)
-            more = later.without(settled_offsets(context, topic))
-            erase_found(sent.tracked(context), topic, why, more, later.places(), key)
-            found, new = found | later.found, new | more
-            if not more:
-                break  # else a range may have begun before this record
+        new = _record_all(new, look_again, record)
     found_ids = frozenset(each.id for each in found.values() if each.id is not None)
     return ErasedFromArchives(len(new), found_ids, len(found), tuple(looked.unseen))
+
+
+_Found = Mapping[SourceOffset, FoundEvent]
+
+
+def _record_all(
+    first: _Found, look_again: Callable[[], _Found], record: Callable[[_Found], None]
+) -> dict[SourceOffset, FoundEvent]:
+    """Records events, and looks again until nothing new is found. Returns all that it recorded.
+
+    A range reads the records after it has put its intent. So one that sees no record began before
+    it, and the look after the record waits for that range, or finds what it committed.
+    """
+    record(first)
+    recorded = dict(first)
+    while new := look_again():
+        record(new)
+        recorded |= new
+    return recorded
 
 
 class _Trimmed(NamedTuple):
@@ -212,7 +241,8 @@ def _search_trimmed(
         own = partitions_of(context, archive.pipeline(generation), topic)
         starts = {name: read_head(context, topic, p)[0].start for name, p in own.items()}
         check_trimmed(context, archive, generation, starts)
-        some = search_generation(context, archive, generation, starts, (sought, looked.unseen))
+        search = FileSearch(sought, looked.unseen)
+        some = search_generation(context, archive, generation, starts, search)
         for (origin, offset), each in some.items():
             looked.found[Origin(origin.partition, topic.incarnation), offset] = each
         for name, partition in own.items():
@@ -255,7 +285,8 @@ def _wait_for_ranges(context: Context, generations: Iterable[tuple[Archive, int]
     Raises ``UnavailableError`` if that takes too long.
     """
     for archive, generation in generations:
-        for _, partition, start, _ in _still_under_way(context, [archive.pipeline(generation)]):
+        left = still_under_way(context, [archive.pipeline(generation)])
+        for _, partition, start, _ in sorted(left):
             raise UnavailableError(
                 f"archive `{archive.name}`: {partition} from {start} is being read into generation "
                 f"{generation}, and may hold such events: try again after that. If no driver runs, "
@@ -374,38 +405,23 @@ def erase_archived(
     """
     finish_archive(context, archive)
     sought = matcher_of(ids, key)
-    unfinished = tuple(_unfinished(context, archive))
-    unseen: list[str] = []
-    found_in: dict[int, dict[SourceOffset, FoundEvent]] = {}
-    for generation in archive.in_state("live", "building", "kept"):
-        known = read_partitions(context, archive.pipeline(generation))
-        found_in[generation] = search_generation(
-            context, archive, generation, dict.fromkeys(known), (sought, unseen)
-        )
-    found = {place: event for each in found_in.values() for place, event in each.items()}
-    aside: dict[SourceOffset, FoundEvent] = {}
-    for copy in copies_of(context, archive):
-        aside |= search_aside(context, copy.archive, sought, len(found) + len(aside))
-    found |= aside
-    for topic in list_topics(context):
-        if _are_of(context, archive, topic, found_in, aside):
-            given = "ID" if key is None else "--key KEY"
-            raise InvalidError(
-                f"archive `{archive.name}`: its topic `{topic.name}` exists: run `tidelog delete "
-                f"{topic.name} {given}`, which erases from its archives too"
-            )
-    origins = sorted({origin for origin, _ in found})
-    sources = tuple(AuditedSource(origin.partition, origin.incarnation) for origin in origins)
-    numbers = {origin: number for number, origin in enumerate(origins)}
+    search = ArchiveSearch(context, archive, FileSearch(sought))
     hashed = "" if key is None else key_hash(key)
     sent = SentWrites()
     context = sent.tracked(context)
+
+    def record(new: _Found) -> None:
+        origins = sorted({origin for origin, _ in new})
+        sources = tuple(AuditedSource(origin.partition, origin.incarnation) for origin in origins)
+        numbers = {origin: number for number, origin in enumerate(origins)}
+        for events, until_ms in _lots(new, numbers):
+            named = _record(context, why, events, until_ms, hashed)
+            put_record(context, archive, msgspec.structs.replace(named, sources=sources))
+
     with sent.unknown_if_any(f"erase from archive `{archive.name}`", "erase again"):
-        for events, until_ms in _lots(found, numbers):
-            record = _record(context, why, events, until_ms, hashed)
-            put_record(context, archive, msgspec.structs.replace(record, sources=sources))
+        found = _record_all(search.look(), search.wait_and_look, record)
         done = tuple(finish_archive(context, archive))
-        left = (*unfinished, *_left(context, archive, sought))
+        left = (*search.unfinished_ranges(), *_left(context, archive, sought))
         covered = [copy.archive for copy in copies_of(context, archive)]
         copied = copies_of_archives(context, {each.name for each in covered})
         redact_reasons(context, covered, sought.deletions)
@@ -416,43 +432,23 @@ def erase_archived(
         events=len(found),
         ids=frozenset(each.id for each in found.values() if each.id is not None),
         found=len(found),
-        unseen=tuple(unseen),
+        unseen=tuple(search.files.unseen),
         archives=done,
         left=left,
         out_of_reach=out_of_reach,
         named=named,
-        is_waiting=bool(unfinished) or any(each.waiting for each in done),
+        is_waiting=bool(search.unfinished) or any(each.waiting for each in done),
     )
-
-
-def _unfinished(context: Context, archive: Archive) -> Iterator[str]:
-    """Waits for ranges that have read their source; yields messages about those that go on."""
-    pipelines = list(map(archive.pipeline, archive.in_state("live", "building")))
-    left = _still_under_way(context, pipelines)
-    for partition in sorted({partition for _, partition, _, _ in left}):
-        yield (
-            f"archive `{archive.name}`: a range of `{partition}` is under way that may hold such "
-            "events: run the archive, then erase again"
-        )
-
-
-def _still_under_way(context: Context, pipelines: Sequence[str]) -> list[UnfinishedRange]:
-    """Returns the ranges under way that take longer than ten seconds."""
-    left = ranges_under_way(context, pipelines)
-    for _ in looks(context.clock, _WAIT_S, _LOOK_S) if left else ():
-        left &= ranges_under_way(context, pipelines)
-        if not left:
-            break
-    return sorted(left)
 
 
 def _left(context: Context, archive: Archive, sought: EventMatcher) -> Iterator[str]:
     """Yields messages about archives that an archive was made of and that hold the events."""
     for each in original_archives(context, archive):
         held: set[SourceOffset] = set()
-        for generation in each.in_state("live", "building", "kept"):
+        for generation in each.in_state(*SEARCHED_STATES):
             known = dict.fromkeys(read_partitions(context, each.pipeline(generation)))
-            held |= search_generation(context, each, generation, known, (sought, [])).keys()
+            found = search_generation(context, each, generation, known, FileSearch(sought))
+            held |= found.keys()
         if held:
             yield (
                 f"archive `{each.name}`: `{archive.name}` was made from it, and it holds "
@@ -505,27 +501,6 @@ def _generations_with(
     for each, generation in with_later_ones(look):
         # Read when its turn comes: its driver may have begun a source partition since.
         yield each, generation, held_offsets(context, copies[each.name], generation, wanted)
-
-
-def _are_of(
-    context: Context,
-    archive: Archive,
-    topic: Topic,
-    found: Mapping[int, Iterable[SourceOffset]],
-    aside: Iterable[SourceOffset],
-) -> bool:
-    """Returns whether a delete from an existing topic reaches some events of an archive.
-
-    ``found`` has them by generation; a generation may have been made from something else.
-    """
-    every = archives_of(context, topic)
-    made = [number for each, number in every if each.incarnation == archive.incarnation]
-    places = [place for number in made for place in found.get(number, ())]
-    return any(
-        origin.partition.rpartition("/")[0] == topic.name
-        and origin.may_be(Origin(origin.partition, topic.incarnation))
-        for origin, _ in (*places, *(aside if made else ()))
-    )
 
 
 def _is_one_of(origins: Collection[Origin], own: Origin) -> bool:

@@ -11,16 +11,23 @@ from __future__ import annotations
 import bisect
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.archive.derived_archives import UNKNOWN_ORIGIN, Origin, origin_of
+from tidelog.archive.derived_archives import (
+    UNKNOWN_ORIGIN,
+    Origin,
+    archives_of,
+    copies_of,
+    origin_of,
+)
 from tidelog.archive.erased_events import Deletions
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.catalog.update import attempts
+from tidelog.clock import looks
 from tidelog.connectors.by_url import store_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import counting_files, read_intent, read_partitions
@@ -30,7 +37,8 @@ from tidelog.erasure.rewrite import finish_rewrites
 from tidelog.errors import CorruptError, InvalidError, UnavailableError
 from tidelog.journal.stray_events import StrayEvents
 from tidelog.log.run_reader import read_run
-from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.log.topics import list_topics
+from tidelog.model.archive import Archive, ArchiveFormat, GenerationState
 from tidelog.model.event import check_utf8
 from tidelog.model.pipeline import FileEntry, Manifest, offsets_between
 from tidelog.model.times import Backoff
@@ -39,8 +47,12 @@ from tidelog.store import shared_store
 from tidelog.store.base import ObjectInfo, Store
 
 __all__ = [
+    "SEARCHED_STATES",
+    "ArchiveSearch",
+    "FileSearch",
     "FoundEvent",
     "SourceOffset",
+    "UnfinishedRange",
     "check_trimmed",
     "clean_files",
     "clean_objects",
@@ -49,9 +61,13 @@ __all__ = [
     "search_aside",
     "search_generation",
     "search_strays",
+    "still_under_way",
 ]
 
 
+SEARCHED_STATES: tuple[GenerationState, ...] = ("live", "building", "kept")
+_WAIT_S = 10.0  # for unfinished ranges
+_LOOK_S = 0.2
 _SEARCHES = Backoff(20, base_ms=25, max_ms=50)  # of a partition whose files change in between
 
 SourceOffset = tuple[Origin, int]
@@ -62,6 +78,16 @@ SourceOffset = tuple[Origin, int]
 class FoundEvent:
     id: str | None
     time_ms: int
+
+
+@dataclass(slots=True)
+class FileSearch:
+    """What to find, and which files were searched for it: a later search skips these."""
+
+    sought: EventMatcher
+    unseen: list[str] = field(default_factory=list)  # files without ids or keys to search for
+    searched: set[FileEntry] = field(default_factory=set)
+    searched_aside: set[str] = field(default_factory=set)  # keys
 
 
 def matcher_of(ids: Collection[str], key: bytes | None) -> EventMatcher:
@@ -112,24 +138,42 @@ def ranges_under_way(context: Context, pipelines: Iterable[str]) -> set[Unfinish
     return found
 
 
+def still_under_way(
+    context: Context, pipelines: Collection[str], slow: Collection[UnfinishedRange] = ()
+) -> set[UnfinishedRange]:
+    """Returns the ranges under way that take longer than ten seconds.
+
+    Does not wait for ``slow`` ones, which took that long before.
+    """
+    left = ranges_under_way(context, pipelines)
+    for _ in looks(context.clock, _WAIT_S, _LOOK_S) if left.difference(slow) else ():
+        left &= ranges_under_way(context, pipelines)
+        if not left.difference(slow):
+            break
+    return left
+
+
 def search_generation(
     context: Context,
     archive: Archive,
     generation: int,
     ends: Mapping[str, int | None],
-    search: tuple[EventMatcher, list[str]],
+    search: FileSearch,
 ) -> dict[SourceOffset, FoundEvent]:
     """Step 1 in one generation: finds what is below the end of each source partition.
 
-    ``search`` is what to find, and a list that gets files which cannot be searched.
+    Skips the files that this search has searched before. A file that was rewritten since is another
+    one.
     """
     found: dict[SourceOffset, FoundEvent] = {}
     begun = {partition: () for partition, end in ends.items() if end != 0}
-    clean = clean_files(context, archive, generation, begun, search[0])
+    search.searched |= clean_files(
+        context, archive, generation, begun, search.sought, skipped=search.searched
+    )
     for partition, end in ends.items():
         own = origin_of(context, archive.pipeline(generation), partition)
         if own is not None and end != 0:
-            reader = _Searched(archive, generation, partition, clean)
+            reader = _Searched(archive, generation, partition)
             places = _search_again(context, reader, end, search)
             found |= {(own[0], offset): each for offset, each in places.items()}
     return found
@@ -137,19 +181,18 @@ def search_generation(
 
 @dataclass(frozen=True, slots=True)
 class _Searched:
-    """A source partition of a generation, with the files in which tasks have found nothing."""
+    """A source partition of a generation."""
 
     archive: Archive
     generation: int
     partition: str
-    clean: Collection[FileEntry]
 
 
 def _search_again(
     context: Context,
     searched: _Searched,
     end: int | None,
-    search: tuple[EventMatcher, list[str]],
+    search: FileSearch,
 ) -> dict[int, FoundEvent]:
     """Returns what was found in one source partition, by offset; retries if files change."""
     archive, generation, partition = searched.archive, searched.generation, searched.partition
@@ -158,14 +201,15 @@ def _search_again(
     busy = UnavailableError(
         f"archive `{archive.name}`, `{partition}`: its files keep changing: search again"
     )
+    found: dict[int, FoundEvent] = {}
     for number in attempts(context, busy, _SEARCHES):
-        found: dict[int, FoundEvent] = {}
         for manifest, file in counting_files(context, pipeline, partition):
             is_above = end is not None and file.first_offset >= end
-            if file.kind == "sidecar" or is_above or file in searched.clean:
+            if file.kind == "sidecar" or is_above or file in search.searched:
                 continue
             try:
                 found |= _search_file(reader, manifest, file, search)
+                search.searched.add(file)
             except CorruptError:
                 is_last = number == _SEARCHES.attempts - 1
                 if is_last or not is_changing(context, archive, generation, partition, file):
@@ -181,9 +225,9 @@ def _search_file(
     reader: ArchiveFiles,
     manifest: Manifest,
     file: FileEntry,
-    search: tuple[EventMatcher, list[str]],
+    search: FileSearch,
 ) -> dict[int, FoundEvent]:
-    sought, unseen = search
+    sought, unseen = search.sought, search.unseen
     found: dict[int, FoundEvent] = {}
     for batch in reader.batches(manifest, file):
         if sought.hidden(batch) and file.target not in unseen:
@@ -197,22 +241,108 @@ def _search_file(
 def search_aside(
     context: Context,
     archive: Archive,
-    sought: EventMatcher,
+    search: FileSearch,
     number: int,
     is_wanted: Callable[[Origin], bool] = lambda _: True,
 ) -> dict[SourceOffset, FoundEvent]:
-    """Searches files that were set aside; uses negative offsets, as theirs are other events'."""
+    """Searches files that were set aside; uses negative offsets, as theirs are other events'.
+
+    ``number`` is how many of these offsets are used already. Skips files that were searched before.
+    """
     found: dict[SourceOffset, FoundEvent] = {}
     origins = aside_origins(context, archive)
+    before = frozenset(search.searched_aside)
 
     def holds(key: str) -> bool:
-        return is_wanted(origins.get(key, UNKNOWN_ORIGIN))
+        return key not in before and is_wanted(origins.get(key, UNKNOWN_ORIGIN))
 
     for key, batch in AsideFiles(store_at(context, archive.store), archive, holds).batches():
-        for row in sought.rows(batch):
+        search.searched_aside.add(key)
+        for row in search.sought.rows(batch):
             place = (origins.get(key, UNKNOWN_ORIGIN), -1 - number - len(found))
             found[place] = FoundEvent(_id(batch, row), time_ms_of(batch, row))
     return found
+
+
+@dataclass(slots=True)
+class ArchiveSearch:
+    """Step 1 in an archive, and in files of its copies that were set aside."""
+
+    context: Context
+    archive: Archive
+    files: FileSearch
+    found: dict[SourceOffset, FoundEvent] = field(default_factory=dict)
+    unfinished: set[UnfinishedRange] = field(default_factory=set)  # that took too long
+
+    def look(self) -> dict[SourceOffset, FoundEvent]:
+        """Searches what no earlier look has searched.
+
+        Raises ``InvalidError`` if such an event comes from an existing topic.
+        """
+        copies = copies_of(self.context, self.archive)
+        archive, new = copies[0].archive, dict[SourceOffset, FoundEvent]()
+        found_in: dict[int, dict[SourceOffset, FoundEvent]] = {}
+        for generation in archive.in_state(*SEARCHED_STATES):
+            known = read_partitions(self.context, archive.pipeline(generation))
+            found_in[generation] = search_generation(
+                self.context, archive, generation, dict.fromkeys(known), self.files
+            )
+            new |= found_in[generation]
+        aside: dict[SourceOffset, FoundEvent] = {}
+        for copy in copies:
+            number = len(self.found) + len(new) + len(aside)
+            aside |= search_aside(self.context, copy.archive, self.files, number)
+        for topic in list_topics(self.context):
+            if _are_of(self.context, archive, topic, found_in, aside):
+                given = "ID" if self.files.sought.deletions.by_id else "--key KEY"
+                raise InvalidError(
+                    f"archive `{archive.name}`: its topic `{topic.name}` exists: run `tidelog "
+                    f"delete {topic.name} {given}`, which erases from its archives too"
+                )
+        new = {place: each for place, each in (new | aside).items() if place not in self.found}
+        self.found |= new
+        return new
+
+    def wait_and_look(self) -> dict[SourceOffset, FoundEvent]:
+        """Waits for ranges under way, then searches again."""
+        archive = copies_of(self.context, self.archive)[0].archive
+        pipelines = [archive.pipeline(number) for number in archive.in_state(*SEARCHED_STATES)]
+        self.unfinished = still_under_way(self.context, pipelines, self.unfinished)
+        return self.look()
+
+    def unfinished_ranges(self) -> Iterator[str]:
+        """Yields messages about ranges that took too long."""
+        archive = copies_of(self.context, self.archive)[0].archive
+        for pipeline, partition in sorted({each[:2] for each in self.unfinished}):
+            number = pipeline.rpartition(".")[2]
+            drop = f"run `tidelog archive drop {archive.name} {number}`"
+            is_live = pipeline == archive.pipeline()
+            do = "run the archive" if is_live else f"finish generation {number}, or {drop}"
+            yield (
+                f"archive `{archive.name}`: a range of `{partition}` is under way that may hold "
+                f"such events: {do}, then erase again"
+            )
+
+
+def _are_of(
+    context: Context,
+    archive: Archive,
+    topic: Topic,
+    found: Mapping[int, Iterable[SourceOffset]],
+    aside: Iterable[SourceOffset],
+) -> bool:
+    """Returns whether a delete from an existing topic reaches some events of an archive.
+
+    ``found`` has them by generation; a generation may have been made from something else.
+    """
+    every = archives_of(context, topic)
+    made = [number for each, number in every if each.incarnation == archive.incarnation]
+    places = [place for number in made for place in found.get(number, ())]
+    return any(
+        origin.partition.rpartition("/")[0] == topic.name
+        and origin.may_be(Origin(origin.partition, topic.incarnation))
+        for origin, _ in (*places, *(aside if made else ()))
+    )
 
 
 def search_strays(
@@ -275,16 +405,19 @@ def clean_files(
     wanted: Mapping[str, Collection[int]],
     sought: EventMatcher,
     progress: Progress = lambda _: None,
+    skipped: Collection[FileEntry] = (),
 ) -> set[FileEntry]:
     """Returns the files of a generation that hold none of the events; none without a runner.
 
-    ``wanted`` has the source partitions to search, with offsets that were erased there.
+    ``wanted`` has the source partitions to search, with offsets that were erased there; ``skipped``
+    has files that are not searched.
     """
     runner = context.tasks
     if runner is None:
         return set()
     function = functools.partial(_is_clean_file, _without_places(sought))
-    work = _files(context, archive, generation, wanted)
+    every = _files(context, archive, generation, wanted)
+    work = (each for each in every if each.file not in skipped)
     title = f"search archive {archive.name}"
     found: set[FileEntry] = set()
     for each, is_clean in runner.run(title, function, work, lambda item: item.file.size):
