@@ -12,7 +12,7 @@ from tidelog.coordination import audit
 from tidelog.erasure import proof_scope, topic_copies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.proof_scope import TopicScope
-from tidelog.erasure.topic_copies import Copies
+from tidelog.erasure.topic_copies import Copies, TopicCopy
 from tidelog.log.ledger import ErasedIds
 from tidelog.log.topics import list_topics
 from tidelog.maintenance import pipeline_sweep
@@ -22,6 +22,7 @@ __all__ = [
     "audit_forgets_copies",
     "deletes_of_a_copy_hide_its_events",
     "erased_offsets_were_never_there",
+    "original_dates_retimed_copies",
     "proof_passes_over_copies",
     "proof_passes_over_others",
     "proof_stops_at_deleted_copies",
@@ -70,6 +71,11 @@ def audit_forgets_copies(patch: Patch) -> None:
 def deletes_of_a_copy_hide_its_events(patch: Patch) -> None:
     """An event in a copy is a new one above offsets that were deleted there, whatever its time."""
     patch.setattr(ErasedIds, "covers", lambda ledger, column, value, time_ms: True)
+
+
+def original_dates_retimed_copies(patch: Patch) -> None:
+    """An event in a copy is a new one after its original's delete, whatever set its time."""
+    patch.setattr(TopicCopy, "is_retimed", property(lambda copy: False))
 
 
 def staged_for_deleted_topics_stays(patch: Patch) -> None:

@@ -410,7 +410,7 @@ class DeletedCopy(NamedTuple):
     source: tuple[str, str]  # scheme and name; without a name if that may hold a secret
     sink: str  # such as topic:NAME
     incarnation: str  # of that topic: another one with its name has none of these events
-    renamed: frozenset[str]  # what its copies have other ones of: id, key
+    renamed: frozenset[str]  # what its copies have other ones of: id, key, time
 
 
 def record_deletion(context: Context, pipeline: NamedPipeline, kind: str, who: str) -> None:
