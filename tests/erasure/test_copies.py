@@ -16,7 +16,13 @@ import pytest
 from tests.archive.test_names import Shell
 from tidelog import Event, Home, Proof
 from tidelog.catalog.base import Delete, Put
-from tidelog.coordination.audit import ACTIONS_KEPT_MS, Action, record_action
+from tidelog.coordination.audit import (
+    ACTIONS_KEPT_MS,
+    Action,
+    AuditRecord,
+    put_record,
+    record_action,
+)
 from tidelog.erasure.topic_copies import (
     Originals,
     find_copies,
@@ -294,3 +300,18 @@ def test_sources_are_compared_by_what_they_name() -> None:
     assert originals.has(("topic", "t"))
     assert originals.has(("file", "/in/a.jsonl"))
     assert not originals.has(("topic", "other"))
+
+
+def test_reason_in_the_audit_of_a_copy_is_found(shell: Shell) -> None:
+    home = shell.made
+    home.append("t", [Event(b"1", id="gone")])
+    home.pumps.create("p", source="topic:t", topic="copy").run()
+    for name in ("t", "copy"):
+        home.erase(name, ids=["gone"])
+    died = AuditRecord(home.context.ids.new(), "delete", "me", 1, "gone asked", ())
+    put_record(home.context, home.topic("copy"), died)
+    (trace,) = home.prove_erased("t", ids=["gone"]).traces
+    assert trace.what.endswith("quotes one of them in its reason")
+    assert trace.do.startswith("run `tidelog delete copy ID` again")
+    home.delete("copy", ["gone"])
+    assert home.prove_erased("t", ids=["gone"]).is_clean

@@ -181,7 +181,7 @@ class CopiesWorld(ArchivesWorld):
             ids = self.some_ids(2)
             self.accountant.asked.update(ids)
             with self.tolerating(NotFoundError, InvalidError, ConflictError):
-                home.delete("t", ids, why="request")
+                home.delete("t", ids, why=self.reason(ids))
                 self.done.erased += 1
             for name in self.random.sample(COPIES, self.random.randint(0, len(COPIES))):
                 with self.tolerating(NotFoundError, InvalidError, ConflictError):
@@ -189,8 +189,11 @@ class CopiesWorld(ArchivesWorld):
             with self.tolerating(NotFoundError, InvalidError, ConflictError):
                 self.prove(home, ids)
 
+    def reason(self, ids: Sequence[str]) -> str:
+        return "request"
+
     def erase_from(self, home: Home, name: str, ids: Sequence[str]) -> None:
-        home.delete(name, ids, why="request")
+        home.delete(name, ids, why=self.reason(ids))
         purge_once(home.context, find_topic(home.context, name), 0)
 
     def prove(self, home: Home, ids: list[str]) -> None:

@@ -489,9 +489,7 @@ class _ProofSearch(ObjectSearch):
 
     def rows(self) -> None:
         """Searches errors and reasons in catalog rows; no other row can hold ids or keys."""
-        owners = self._scope.owners()
-        for owner, where in quoting_rows(self._context, owners, self._sought.deletions):
-            self.add(where, "quotes one of them in its reason", remedies.REASON, owner.name)
+        self.reasons()
         for where in quoting_seeks(self._context, self._sought.deletions):
             self.add(where, "quotes one of them in its reason", remedies.SEEK)
         self.errors()
@@ -499,6 +497,12 @@ class _ProofSearch(ObjectSearch):
             self.add(
                 self._context.catalog.url, "its log holds rows that were deleted", remedies.LOG
             )
+
+    def reasons(self) -> None:
+        """Searches reasons and authors in the audits of the topic and its archives."""
+        owners = self._scope.owners()
+        for owner, where in quoting_rows(self._context, owners, self._sought.deletions):
+            self.add(where, "quotes one of them in its reason", remedies.REASON, owner.name)
 
     def errors(self) -> None:
         """Searches errors that rows show to people."""
@@ -530,6 +534,7 @@ class _ProofSearch(ObjectSearch):
                 inner.deleted_topic_objects(store, copy.topic)
             else:
                 inner.topic_objects(store, copy.topic)
+            inner.reasons()
             inner.errors()
             for archive, generation in scope.reachable():
                 inner.enter(f"archive `{archive.name}`")
