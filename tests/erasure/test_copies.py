@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.archive.test_names import Shell
-from tidelog import Event, Home
+from tidelog import Event, Home, Proof
 from tidelog.catalog.base import Delete, Put
-from tidelog.coordination.audit import ACTIONS_KEPT_MS, Action, record_action
-from tidelog.erasure.topic_copies import Originals, may_be_same, source_of_url
+from tidelog.coordination.audit import (
+    ACTIONS_KEPT_MS,
+    Action,
+    AuditRecord,
+    put_record,
+    record_action,
+)
+from tidelog.erasure.topic_copies import (
+    Originals,
+    find_copies,
+    may_be_same,
+    originals_of_topic,
+    source_of_url,
+)
 from tidelog.model import layout
 from tidelog.model.address import recorded_name
+from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import decode_row, encode_row
+from tidelog.testing.scheduler import FakeClock
 
 
 def failing(event: Event) -> None:
@@ -109,6 +127,107 @@ def test_proof_lists_copies_with_other_ids_or_keys(shell: Shell) -> None:
     assert ["with other keys" in each for each in proof.out_of_reach] == [True, True]
 
 
+HOUR_MS = 3_600_000
+
+
+def due_event(home: Home) -> Event:
+    """An event whose value names a time that is ahead."""
+    due_ms = home.context.clock.now_ms() + HOUR_MS
+    return Event(json.dumps({"due": due_ms}).encode(), id="gone", key=b"k")
+
+
+def after_that_time(home: Home) -> None:
+    """Lets the time pass at which such an event is due."""
+    clock = FakeClock(home.context.clock.now_ms() + 2 * HOUR_MS)
+    home.context = dataclasses.replace(home.context, clock=clock)
+
+
+def left_in(proof: Proof) -> set[tuple[str, str]]:
+    """Which copies still hold events, and in which folders."""
+    return {(each.what.partition("` (")[0], each.object.partition("/")[0]) for each in proof.traces}
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_events_to_which_a_pump_gave_other_times_are_not_new(
+    shell: Shell, is_deleted: bool
+) -> None:
+    home = shell.made
+    home.create_topic("further", 1)
+    home.append("t", [due_event(home)])
+    home.pumps.create("p", source="topic:t", topic="copy", time_field="due").run()
+    home.pumps.create("q", source="topic:copy", topic="further").run()
+    home.archives.create("a", source="topic:further", format="jsonlines").run()
+    if is_deleted:  # then the home's audit says it
+        home.pumps.get("p").delete()
+        home.pumps.get("q").delete()
+    home.erase("t", ids=["gone"])
+    after_that_time(home)
+    for wanted in ({"ids": ["gone"]}, {"keys": [b"k"]}):
+        assert left_in(home.prove_erased("t", **wanted)) == {  # type: ignore[arg-type]
+            ("topic `copy", "topics"),
+            ("topic `further", "topics"),
+            ("topic `further", "archives"),
+        }
+    for name in ("copy", "further"):
+        home.erase(name, ids=["gone"])
+    proof = home.prove_erased("t", ids=["gone"])
+    assert (proof.verdict, proof.out_of_reach) == ("erased", [])
+
+
+def test_proof_for_an_archive_finds_copies_with_other_times(shell: Shell, tmp_path: Path) -> None:
+    home, source = shell.made, tmp_path / "in"
+    source.mkdir()
+    event = due_event(home)
+    columns = {"value": [event.value], "id": [event.id], "key": [event.key]}
+    pq.write_table(pa.table(columns), source / "a.parquet")
+    os.utime(source / "a.parquet", (1_700_000_000, 1_700_000_000))
+    archive = home.archives.create("a", source=f"file:{source}")
+    archive.run()
+    home.pumps.create("p", source="archive:a", topic="copy", time_field="due").run()
+    archive.erase(key=b"k")
+    after_that_time(home)
+    proof = home.archives.get("a").prove_erased(keys=[b"k"])
+    assert left_in(proof) == {("topic `copy", "topics")}
+
+
+def test_new_events_of_a_copy_with_other_times_are_listed(shell: Shell) -> None:
+    home = shell.made
+    home.append("t", [due_event(home)])
+    home.pumps.create("p", source="topic:t", topic="copy", time_field="due").run()
+    home.erase("t", ids=["gone"])
+    home.erase("copy", ids=["gone"])
+    late = home.context.clock.now_ms() + 2 * HOUR_MS
+    home.append("copy", [Event(b"new", id="gone", timestamp=late)])
+    after_that_time(home)
+    home.context.clock.sleep(HOUR_MS / 1000)
+    proof = home.prove_erased("t", ids=["gone"])
+    assert proof.verdict == "erased"
+    (said,) = proof.out_of_reach
+    assert "hold 1 event with these ids or keys and later times than the delete there" in said
+    # One that came before the original was deleted is not new by its time alone.
+    home.create_topic("u", 1)
+    home.create_topic("of-u", 1)
+    home.append("of-u", [Event(b"trial", id="gone")])
+    home.erase("of-u", ids=["gone"])
+    home.append("u", [due_event(home)])
+    home.pumps.create("u", source="topic:u", topic="of-u", time_field="due").run()
+    home.context.clock.sleep(1)
+    home.erase("u", ids=["gone"])
+    home.context.clock.sleep(2 * HOUR_MS / 1000)
+    assert left_in(home.prove_erased("u", ids=["gone"])) == {("topic `of-u", "topics")}
+
+
+def test_transforms_and_systems_outside_may_change_times(shell: Shell) -> None:
+    home = shell.made
+    home.append("t", [due_event(home)])
+    made = NamedPipeline("p", "i", "topic:t", "topic:copy", "c", 0, transform="m:f")
+    assert "time" in made.renames
+    home.playback("t", "earliest", "latest", to=f"file:{shell.home}.jsonl")
+    home.pumps.create("p", source=f"file:{shell.home}.jsonl", topic="copy").run()
+    found = find_copies(home.context, originals_of_topic(home.context, home.topic("t")))
+    assert [(each.topic.name, each.is_retimed) for each in found.topics] == [("copy", True)]
+
+
 def test_proof_lists_files_that_playbacks_without_a_name_wrote(
     shell: Shell, tmp_path: Path
 ) -> None:
@@ -181,3 +300,18 @@ def test_sources_are_compared_by_what_they_name() -> None:
     assert originals.has(("topic", "t"))
     assert originals.has(("file", "/in/a.jsonl"))
     assert not originals.has(("topic", "other"))
+
+
+def test_reason_in_the_audit_of_a_copy_is_found(shell: Shell) -> None:
+    home = shell.made
+    home.append("t", [Event(b"1", id="gone")])
+    home.pumps.create("p", source="topic:t", topic="copy").run()
+    for name in ("t", "copy"):
+        home.erase(name, ids=["gone"])
+    died = AuditRecord(home.context.ids.new(), "delete", "me", 1, "gone asked", ())
+    put_record(home.context, home.topic("copy"), died)
+    (trace,) = home.prove_erased("t", ids=["gone"]).traces
+    assert trace.what.endswith("quotes one of them in its reason")
+    assert trace.do.startswith("run `tidelog delete copy ID` again")
+    home.delete("copy", ["gone"])
+    assert home.prove_erased("t", ids=["gone"]).is_clean

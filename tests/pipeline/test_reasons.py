@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from tests.catalog.test_deleted_rows import files_with
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
-from tidelog.coordination.audit import Why, read_audit
+from tidelog.coordination.audit import (
+    AuditedEvent,
+    AuditRecord,
+    Why,
+    id_hash,
+    put_record,
+    read_audit,
+)
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.from_archives import erase_archived
+from tidelog.erasure.matcher import redact_reasons
+from tidelog.erasure.search import matcher_of
+from tidelog.errors import NotFoundError
+from tidelog.journal import amend
 from tidelog.maintenance.turn import purge_once
 
 SIGNS = ("#4711", "(x)", ",", " ")
@@ -108,6 +121,63 @@ def test_proof_names_a_reason_that_quotes_the_event(home: Home) -> None:
     delete_events(home.context, home.amender("t", Why("me", "again")), ["order-17"])
     assert reasons(home) == ["[erased] was wrong"]
     assert home.prove_erased("t", ids=["order-17"]).is_erased
+
+
+def test_reason_of_a_delete_that_died_is_replaced(home: Home) -> None:
+    topic = home.topic("t")
+    events = (AuditedEvent(id_hash("order-17"), 0, 0),)
+    for why in ("customer-7 asked", "order-17"):
+        record = AuditRecord(home.context.ids.new(), "delete", "me", 1, why, events)
+        put_record(home.context, topic, record)
+    assert home.erase("t", key=b"customer-7").is_clean
+    states = [(record.why, record.state) for record in read_audit(home.context, topic)]
+    assert ("[erased] asked", "begun") in states
+    home.delete("t", ["order-17"])
+    assert not any("order-17" in why for why in reasons(home))
+
+
+def test_delete_at_work_keeps_what_another_has_replaced_in_its_reason(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another delete comes after each write to the audit, and copies make the record grow."""
+    topic = home.topic("t")
+    sought = matcher_of(["order-170"], None).deletions
+    real, written = amend.put_record, list[str]()
+
+    def put(*given: Any) -> Any:
+        stored = real(*given)
+        redact_reasons(home.context, [topic], sought)
+        written.append(given[2].state)
+        return stored
+
+    def announced(*given: Any) -> Any:
+        if written == ["begun"]:
+            written.append("copied")
+            home.append("t", [Event(b"copy", id="order-17")])
+        return announce(*given)
+
+    announce = amend.announce_erasure
+    monkeypatch.setattr(amend, "put_record", put)
+    monkeypatch.setattr(amend, "announce_erasure", announced)
+    amender = home.amender("t", Why("me", "order-170 was order-17"))
+    assert amender.delete(["order-17"]).events == 2
+    assert written == ["begun", "copied", "begun", "done"]
+    (record,) = read_audit(home.context, topic)
+    assert (record.why, record.state, len(record.events)) == ("[erased] was order-17", "done", 2)
+
+
+def test_lost_reply_of_a_record_that_another_has_changed_is_settled(home: Home) -> None:
+    """The write has landed, and a repeat of it meets what another process made of the record."""
+    topic = home.topic("t")
+    record = AuditRecord(home.context.ids.new(), "delete", "me", 1, "order-17", ())
+    _, version = put_record(home.context, topic, record)
+    done = msgspec.structs.replace(record, state="done")
+    put_record(home.context, topic, done, version)
+    redact_reasons(home.context, [topic], matcher_of(["order-17"], None).deletions)
+    stored, _ = put_record(home.context, topic, done, version)
+    assert (stored.state, stored.why) == ("done", "[erased]")
+    with pytest.raises(NotFoundError):
+        put_record(home.context, topic, msgspec.structs.replace(done, id="gone"), version)
 
 
 def test_audit_of_an_archive_keeps_no_id_either(home: Home, tmp_path: Path) -> None:

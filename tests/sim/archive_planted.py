@@ -524,6 +524,12 @@ BUGS: Mapping[str, Bug] = {
     "what was staged for a deleted topic stays": Bug(
         "P5a", copies_planted.staged_for_deleted_topics_stays, CopiesWorld
     ),
+    "the reason of a delete that died stays": Bug(
+        "P5a", copies_planted.reasons_of_dead_deletes_stay, RecordedWorld
+    ),
+    "the delete of an original dates copies with other times": Bug(
+        "P5a", copies_planted.original_dates_retimed_copies, CopiesWorld
+    ),
     "erased offsets were never there": Bug(
         "P4a", copies_planted.erased_offsets_were_never_there, BackupsWorld
     ),

@@ -10,10 +10,10 @@ import pytest
 from tidelog.archive.derived_archives import archives_of
 from tidelog.connectors.topic import sink as topic_sink
 from tidelog.coordination import audit
-from tidelog.erasure import proof_scope, topic_copies
+from tidelog.erasure import matcher, proof_scope, topic_copies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.proof_scope import TopicScope
-from tidelog.erasure.topic_copies import Copies
+from tidelog.erasure.topic_copies import Copies, TopicCopy
 from tidelog.log.ledger import ErasedIds
 from tidelog.log.producer.append import Appender
 from tidelog.log.topics import list_topics
@@ -25,9 +25,11 @@ __all__ = [
     "copies_have_no_numbers",
     "deletes_of_a_copy_hide_its_events",
     "erased_offsets_were_never_there",
+    "original_dates_retimed_copies",
     "proof_passes_over_copies",
     "proof_passes_over_others",
     "proof_stops_at_deleted_copies",
+    "reasons_of_dead_deletes_stay",
     "restored_archives_are_not_listed",
     "staged_for_deleted_topics_stays",
 ]
@@ -73,6 +75,22 @@ def audit_forgets_copies(patch: Patch) -> None:
 def deletes_of_a_copy_hide_its_events(patch: Patch) -> None:
     """An event in a copy is a new one above offsets that were deleted there, whatever its time."""
     patch.setattr(ErasedIds, "covers", lambda ledger, column, value, time_ms: True)
+
+
+def original_dates_retimed_copies(patch: Patch) -> None:
+    """An event in a copy is a new one after its original's delete, whatever set its time."""
+    patch.setattr(TopicCopy, "is_retimed", property(lambda copy: False))
+
+
+def reasons_of_dead_deletes_stay(patch: Patch) -> None:
+    """An erasure replaces ids only in the reasons of records that are done."""
+    real = matcher.replace_texts
+
+    def of_done_ones(context: Any, topic: Any, record: Any, replaced: Any) -> None:
+        if record.state == "done":
+            real(context, topic, record, replaced)
+
+    patch.setattr(matcher, "replace_texts", of_done_ones)
 
 
 def staged_for_deleted_topics_stays(patch: Patch) -> None:

@@ -3,7 +3,8 @@
 ``t`` is pumped into ``pumped``, that one into ``further``, and the archive of ``t`` is restored
 into ``restored``. ``pumped`` has an archive of its own, ``far``. A process deletes the copies at
 any moment and creates some of them again; what was made of them stays. In every second world ``t``
-itself is deleted, and created again as what its archive holds.
+itself is deleted, and created again as what its archive holds. In every third one the pump into
+``pumped`` gives its events other times, most of which are ahead for a while.
 
 Events are deleted from ``t``, and after that from some of the copies. Proofs run at any moment: a
 clean one must be true of every byte, except in archives and topics that it names as not searched.
@@ -14,8 +15,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tests.sim.archive_store import Generation
 from tests.sim.archive_world import BY_DAY, RAW, ArchivesWorld, Done
@@ -24,6 +28,9 @@ from tests.sim.journal_home import PARTITIONS
 from tests.sim.journal_raw import DELETED
 from tidelog.archive.archive import find_archive
 from tidelog.archive.restore import RestoreOptions, restore
+from tidelog.codec.fields import FieldPaths
+from tidelog.connectors.sink import RangeWriter, Written
+from tidelog.connectors.topic.sink import FieldedSink
 from tidelog.context import Context
 from tidelog.erasure.from_archives import erase_archived, finish_archive
 from tidelog.erasure.proof import Proof
@@ -54,6 +61,28 @@ class CopiesDone(Done):
     listed: int = 0  # proofs that name something as not searched
 
 
+class _RetimedSink(FieldedSink):
+    """A sink whose events get other times, as if a field had named them."""
+
+    def writer(self, partition: str, staging: str) -> RangeWriter:
+        return _RetimedWriter(self.sink.writer(partition, staging))
+
+
+@dataclass(frozen=True)
+class _RetimedWriter:
+    writer: RangeWriter
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        column = batch.column("timestamp")
+        shift_ms = pc.multiply(pc.bit_wise_and(batch.column("offset"), 7), 10_000)
+        times = pc.add(column.cast(pa.int64()), shift_ms).cast(column.type)
+        index = batch.schema.get_field_index("timestamp")
+        self.writer.write(batch.set_column(index, batch.schema.field(index), times))
+
+    def close(self) -> Written:
+        return self.writer.close()
+
+
 class CopiesWorld(ArchivesWorld):
     """One seed's world."""
 
@@ -65,6 +94,7 @@ class CopiesWorld(ArchivesWorld):
         self.done: CopiesDone = CopiesDone()
         self.kinds = {"erase"}
         self.returns = seed % 2 == 1
+        self.retimes = seed % 3 == 2
 
     def fill(self) -> None:
         """Some events, archives of a topic and of its copy, and the copies."""
@@ -99,8 +129,13 @@ class CopiesWorld(ArchivesWorld):
     def copy_to(self, home: Home, name: str) -> None:
         driving = DriverOptions(stop=self.stop(), take_over=True, accept_loss=True)
         if name in PUMPS:
-            wanted = PumpOptions(f"topic:{PUMPS[name]}", name, partition="same")
-            Driver(home.context, open_pump(home.context, wanted, self.workers), driving).run()
+            is_retimed = self.retimes and name == "pumped"
+            fields = FieldPaths(time="due") if is_retimed else FieldPaths()
+            wanted = PumpOptions(f"topic:{PUMPS[name]}", name, fields=fields, partition="same")
+            pump = open_pump(home.context, wanted, self.workers)
+            if isinstance(pump.sink, FieldedSink):
+                pump = replace(pump, sink=_RetimedSink(pump.sink.sink, fields))
+            Driver(home.context, pump, driving).run()
             self.done.pumped += 1
         else:
             restore(home.context, RestoreOptions("day", f"topic:{name}"), self.workers, driving)
@@ -146,7 +181,7 @@ class CopiesWorld(ArchivesWorld):
             ids = self.some_ids(2)
             self.accountant.asked.update(ids)
             with self.tolerating(NotFoundError, InvalidError, ConflictError):
-                home.delete("t", ids, why="request")
+                home.delete("t", ids, why=self.reason(ids))
                 self.done.erased += 1
             for name in self.random.sample(COPIES, self.random.randint(0, len(COPIES))):
                 with self.tolerating(NotFoundError, InvalidError, ConflictError):
@@ -154,8 +189,11 @@ class CopiesWorld(ArchivesWorld):
             with self.tolerating(NotFoundError, InvalidError, ConflictError):
                 self.prove(home, ids)
 
+    def reason(self, ids: Sequence[str]) -> str:
+        return "request"
+
     def erase_from(self, home: Home, name: str, ids: Sequence[str]) -> None:
-        home.delete(name, ids, why="request")
+        home.delete(name, ids, why=self.reason(ids))
         purge_once(home.context, find_topic(home.context, name), 0)
 
     def prove(self, home: Home, ids: list[str]) -> None:
@@ -190,6 +228,9 @@ class CopiesWorld(ArchivesWorld):
                 found += [f"archives/{name}/", f"dead/{name}/", f"staging/{row['incarnation']}."]
             else:
                 found.append(f"topics/{find_topic(self.quiet, name).incarnation}/")
+                if name == "pumped" and self.retimes:  # its message names its archives too
+                    row = self.folders.archives()["far"]
+                    found += ["archives/far/", "dead/far/", f"staging/{row['incarnation']}."]
         return found
 
     # In the end.
@@ -201,6 +242,8 @@ class CopiesWorld(ArchivesWorld):
         topic = next((each for each in self.topics(home) if each.name == "t"), None)
         gone = sorted(each for each in self.truth.by_id if topic and self.is_gone(each, topic))
         if topic and gone:
+            if self.retimes:
+                self.prove_later(home, gone)
             self.prove(home, gone)
             self.erase_everywhere(home, gone)
             proof = prove_erased(home.context, topic, gone)
@@ -209,6 +252,16 @@ class CopiesWorld(ArchivesWorld):
         self.accountant.check_live()
         for live in self.folders.live():
             self.check_archive(home, live)
+
+    def prove_later(self, home: Home, gone: list[str]) -> None:
+        """Prove when no event is ahead any more, and only ``pumped`` may still have it."""
+        self.scheduler.time.advance(120)
+        with self.home(self.quiet) as own:  # which ends the threads that deletes begin
+            for topic in self.topics(home):
+                if topic.name not in ("t", "pumped"):
+                    self.erase_from(own, topic.name, gone)
+        for each in gone:
+            self.prove(home, [each])
 
     def erase_everywhere(self, home: Home, gone: list[str]) -> None:
         """Finish copies that are under way, and erase events from all that may hold them."""

@@ -135,11 +135,13 @@ def _amended_is_not_widened(patch: Patch) -> None:
 def _audit_without_version(patch: Patch) -> None:
     """A record is put without an expectation, so a doubled packet brings its first state back."""
 
-    def put(context: Context, topic: Topic, record: AuditRecord, version: str | None = None) -> str:
+    def put(
+        context: Context, topic: Topic, record: AuditRecord, version: str | None = None
+    ) -> tuple[AuditRecord, str]:
         where = layout.audit_partition(topic.incarnation)
         change = Put(layout.audit_row(record.at_ms, record.id), encode_row(record))
         write_repeatedly(context, where, change)
-        return ""
+        return record, ""
 
     patch.setattr(amend, "put_record", put)
 

@@ -2,7 +2,8 @@
 
 Besides the pumps and restores of ``copies``, a handler fails on events of ``t`` and moves them to
 ``letters``. An id is tried out in ``restored`` and deleted there, before ``t`` gets an event with
-it, which may be restored and is deleted from ``t`` alone. In the end more time has passed than
+it, which may be restored and is deleted from ``t`` alone. In every third world reasons of deletes
+quote the ids, and some of these deletes die. In the end more time has passed than
 records of the audit are kept, and a sweep has forgotten old ones: a clean proof must be true of
 every byte all the same.
 """
@@ -46,6 +47,7 @@ class RecordedWorld(CopiesWorld):
         super().__init__(seed)
         self.done: RecordedDone = RecordedDone()
         self.returns = False
+        self.quotes = seed % 3 == 1
         self.spared: set[str] = set()  # topics that are not erased from yet
 
     def fill(self) -> None:
@@ -100,6 +102,9 @@ class RecordedWorld(CopiesWorld):
         self.accountant.asked.update(ids)
         home.delete("t", ids, why="request")
         self.prove(home, ids)
+
+    def reason(self, ids: Sequence[str]) -> str:
+        return f"request for {' and '.join(ids)}" if self.quotes else super().reason(ids)
 
     def check_rest(self) -> None:
         """Prove after the sweep has forgotten what it may forget."""

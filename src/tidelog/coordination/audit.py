@@ -38,7 +38,7 @@ import hashlib
 import os
 import pwd
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, NamedTuple, Protocol
@@ -46,6 +46,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Delete, Put, Row
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
 from tidelog.coordination.ownership import write_repeatedly
 from tidelog.coordination.trusted_time import trusted_now_ms
@@ -95,6 +96,7 @@ __all__ = [
     "record_deletion",
     "record_playback",
     "replace_action",
+    "replace_texts",
     "user_at_host",
 ]
 
@@ -304,20 +306,61 @@ class Why:
 
 def put_record(
     context: Context, topic: Owner, record: AuditRecord, version: str | None = None
-) -> str:
-    """Writes a new record, or the next state of one by its version; returns its new version.
+) -> tuple[AuditRecord, str]:
+    """Writes a new record, or the next state of one by its version.
 
-    A delayed repeat of an earlier state changes nothing, since it expects an older version or none.
-    Raises ``NotFoundError`` if the topic was deleted in the meantime.
+    Returns the record with its new version. An erasure may have replaced words of its texts in the
+    meantime (:func:`replace_texts`): they stay replaced. Another process may have finished the
+    record: it stays as it is. A delayed repeat of an earlier state changes nothing, since it
+    expects an older version or none. Raises ``NotFoundError`` if the topic was deleted in the
+    meantime.
     """
     where = layout.audit_partition(topic.incarnation)
     row = layout.audit_row(record.at_ms, record.id)
+    change = Put(row, encode_row(record), version or ABSENT)
     try:
-        return write_repeatedly(context, where, Put(row, encode_row(record), version or ABSENT))
+        return record, write_repeatedly(context, where, change)
     except ConflictError as exc:
-        raise NotFoundError(
+        deleted = NotFoundError(
             f"`{topic.name}`: was deleted while its events were amended: nothing more was amended"
-        ) from exc
+        )
+        if version is None:
+            raise deleted from exc
+
+    def decide(now: Rows) -> Decision[tuple[AuditRecord, str]]:
+        found = now[row]
+        if found is None:
+            raise deleted
+        stored = decode_row(found.value, AuditRecord, f"audit row `{row}` of `{topic.name}`")
+        wanted = msgspec.structs.replace(record, who=stored.who, why=stored.why)
+        if stored.state == "done" or stored == wanted:
+            return Decision((stored, found.version))
+        return Decision((wanted, now.write_id), [now.put(row, encode_row(wanted))])
+
+    return update(context, where, [row], decide, f"audit of `{topic.name}`")
+
+
+def replace_texts(
+    context: Context, topic: Owner, record: AuditRecord, replaced: Callable[[str], str]
+) -> None:
+    """Replaces words in the reason and the author of a record, whatever its state is by then.
+
+    A process that is about to write the record's next state keeps that (:func:`put_record`).
+    """
+    row = layout.audit_row(record.at_ms, record.id)
+
+    def decide(now: Rows) -> Decision[None]:
+        found = now[row]
+        if found is None:
+            return Decision(None)
+        stored = decode_row(found.value, AuditRecord, f"audit row `{row}` of `{topic.name}`")
+        texts = {"who": replaced(stored.who), "why": replaced(stored.why)}
+        changed = msgspec.structs.replace(stored, **texts)
+        changes = [now.put(row, encode_row(changed))] if changed != stored else []
+        return Decision(None, changes)
+
+    where = layout.audit_partition(topic.incarnation)
+    update(context, where, [row], decide, f"audit of `{topic.name}`")
 
 
 def read_audit(
@@ -410,7 +453,7 @@ class DeletedCopy(NamedTuple):
     source: tuple[str, str]  # scheme and name; without a name if that may hold a secret
     sink: str  # such as topic:NAME
     incarnation: str  # of that topic: another one with its name has none of these events
-    renamed: frozenset[str]  # what its copies have other ones of: id, key
+    renamed: frozenset[str]  # what its copies have other ones of: id, key, time
 
 
 def record_deletion(context: Context, pipeline: NamedPipeline, kind: str, who: str) -> None:

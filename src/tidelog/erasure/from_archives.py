@@ -307,7 +307,7 @@ def erase_found(
     for events, until_ms in _lots(found, places.numbers):
         record = _record(context, why, events, until_ms, hashed)
         record = msgspec.structs.replace(record, starts=places.starts)
-        version = put_record(context, topic, record)  # step 2
+        record, version = put_record(context, topic, record)  # step 2
         _enter(context, topic, record, version)
 
 
@@ -368,24 +368,13 @@ def _enter(context: Context, topic: Topic, record: AuditRecord, version: str) ->
     _enter_ledger(context, topic, record)
     for partition in range(topic.partitions):
         announce_erasure(context, topic, partition)
-    try:
-        put_record(context, topic, msgspec.structs.replace(record, state="done"), version)
-    except NotFoundError:
-        if not _is_done(context, topic, record):  # another call has completed it
-            raise
+    put_record(context, topic, msgspec.structs.replace(record, state="done"), version)
 
 
 def _enter_ledger(context: Context, topic: Topic, record: AuditRecord) -> None:
     until = {key_digest(each.id): record.until_ms for each in record.events if each.id is not None}
     keys = {key_digest(record.key): record.until_ms} if record.key else {}
     enter_erased(context, topic, until, keys)
-
-
-def _is_done(context: Context, topic: Topic, record: AuditRecord) -> bool:
-    return any(
-        each.id == record.id and each.state == "done"
-        for each in read_audit(context, topic, record.at_ms)
-    )
 
 
 def erase_archived(

@@ -5,9 +5,10 @@ A folder may be named by a field of the events in it, so the names in paths coun
 **Redaction** removes erased ids and keys from reasons and errors that the catalog shows to people.
 People write the reasons in audits, and audits stay. A record has hashes of ids and keys, but its
 reason is text, such as ``customer-7 asked for it``, and so is its author. A delete replaces its ids
-or its key in both, in all records of the topic and its archives. Only records that are done change:
-another process may be about to write the next state of one that is begun. The home's audit has the
-reasons of seeks; an erasure with a proof replaces them there (``redact_seeks``).
+or its key in both, in all records of the topic and its archives, also in those of a delete that
+died. A process that is about to write the next state of a record keeps what was replaced. The
+home's audit has the reasons of seeks; an erasure with a proof replaces them there
+(``redact_seeks``).
 
 An id is quoted where it is a word of its own: ``order-17`` is not in ``order-170``, nor in
 ``re-order-17``. An id with signs in it, such as an address of mail, only needs to have no letter or
@@ -20,7 +21,6 @@ Failures of drivers may quote an event too. Their rows are only for display, so 
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 import itertools
 import json
@@ -48,12 +48,12 @@ from tidelog.coordination.audit import (
     Owner,
     id_hash,
     key_hash,
-    put_record,
     read_records,
     read_seeks,
     replace_action,
+    replace_texts,
 )
-from tidelog.errors import InvalidError, NotFoundError
+from tidelog.errors import InvalidError
 from tidelog.log.ledger import ErasedIds
 from tidelog.model import layout
 from tidelog.model.archive import Archive
@@ -367,15 +367,12 @@ def remove_quotes(
 
 
 def redact_reasons(context: Context, owners: Iterable[Owner], sought: Deletions) -> None:
-    """Replaces some ids and keys in the texts of records that are done. Safe to repeat."""
+    """Replaces some ids and keys in the texts of records. Safe to repeat."""
     words = _Words(sought)
     for owner in owners:
-        for record, version in read_records(context, owner):
-            why, who = words.replaced(record.why), words.replaced(record.who)
-            if record.state == "done" and (why, who) != (record.why, record.who):
-                changed = msgspec.structs.replace(record, why=why, who=who)
-                with contextlib.suppress(NotFoundError):  # another process was faster
-                    put_record(context, owner, changed, version)
+        for record, _ in read_records(context, owner):
+            if words.quoted(record.why) or words.quoted(record.who):
+                replace_texts(context, owner, record, words.replaced)
 
 
 def redact_seeks(context: Context, sought: Deletions) -> None:

@@ -67,6 +67,7 @@ __all__ = [
     "outside_of_home",
     "outside_of_proof",
     "renamed_copies",
+    "retimed_copies",
 ]
 
 
@@ -87,10 +88,31 @@ def renamed_copies(copy: TopicCopy, sought: Deletions) -> Iterator[str]:
     if changed:
         name, what = copy.topic.name, " and ".join(changed)
         how = f"{copy.how}, or a part of its way did, with other {what}"
-        do = f"delete these events there too, with `tidelog delete {name}`"
-        if copy.is_deleted:
-            do = "erase these events from its archives too, with `tidelog archive erase`"
-        yield f"topic `{name}`: {how}: was searched only for the {what} of the original: {do}"
+        yield (
+            f"topic `{name}`: {how}: was searched only for the {what} of the original: "
+            f"{_delete_from(copy, 'these events')}"
+        )
+
+
+def retimed_copies(copy: TopicCopy, newer: int) -> Iterator[str]:
+    """Yields a message if events in a copy are new ones only by times that a pump may have set.
+
+    A range that was read before the delete may have brought them after it.
+    """
+    if copy.is_retimed and newer:
+        name, events = copy.topic.name, "event" if newer == 1 else "events"
+        how = f"{copy.how}, or a part of its way did, with other times"
+        yield (
+            f"topic `{name}`: {how}: it and its archives hold {newer:,} {events} with these ids or "
+            "keys and later times than the delete there: look at them, and "
+            f"{_delete_from(copy, 'those that are not new')}"
+        )
+
+
+def _delete_from(copy: TopicCopy, what: str) -> str:
+    if copy.is_deleted:
+        return f"erase {what} from its archives too, with `tidelog archive erase`"
+    return f"delete {what} there too, with `tidelog delete {copy.topic.name}`"
 
 
 def lost_archives(context: Context, sources: Iterable[Source]) -> Iterator[str]:

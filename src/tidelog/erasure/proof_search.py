@@ -8,11 +8,12 @@ uploads, which no listing shows, and topics that pipelines and playbacks copied 
 
 An event is recognized by its id or key, and in archives by its offset too. One after the erasure,
 by the ledger's time, is a new event; except in an object that no row names, because no delete has
-seen its time. An archive's unfinished range counts: its driver may have read the event before the
-delete. A file of an archive without ids or keys cannot be searched for them, and counts too; a file
-that is not ours is searched in all its columns. Every table in the archive's row must list
-rewritten files as they are now. Each finding comes with what to do about it. With a task runner,
-tasks search segments, journals and files of archives first (``search``).
+seen its time, and in a copy whose times a pump or a transform has set. An archive's unfinished
+range counts: its driver may have read the event before the delete. A file of an archive without ids
+or keys cannot be searched for them, and counts too; a file that is not ours is searched in all its
+columns. Every table in the archive's row must list rewritten files as they are now. Each finding
+comes with what to do about it. With a task runner, tasks search segments, journals and files of
+archives first (``search``).
 """
 
 from __future__ import annotations
@@ -66,9 +67,10 @@ from tidelog.erasure.proof_scope import (
     TopicScope,
     outside_of_home,
     renamed_copies,
+    retimed_copies,
 )
 from tidelog.erasure.rewrite import is_under_way
-from tidelog.erasure.search import clean_files, clean_objects
+from tidelog.erasure.search import clean_files, clean_objects, files_to_search
 from tidelog.erasure.topic_copies import copy_deletions
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import MovedError, covering
@@ -181,6 +183,7 @@ class _ProofSearch(ObjectSearch):
     ) -> None:
         super().__init__(scope, sought, progress)
         self._starts: dict[int, int] = {}  # of partitions
+        self.newer = 0  # rows that are new events by their times alone
         self._manifests = ManifestNames(scope.context, sought)
 
     # What no listing shows.
@@ -322,6 +325,7 @@ class _ProofSearch(ObjectSearch):
                 found = self._sought.rows(rows.batch)
                 older = self._sought.rows(rows.batch, later=False)
                 counted += len(found)
+                self.newer += len(found.keys() - older.keys())
                 for row in found:
                     offset = int(rows.offsets[row])
                     state = self._sought.state(partition, offset, older.get(row, []))
@@ -374,7 +378,8 @@ class _ProofSearch(ObjectSearch):
         self._living, emptied = set(), {}
         for partition in own:
             self._under_way(archive, pipeline, partition, gone[partition])
-        clean = clean_files(self._context, archive, generation, gone, self._sought, self._progress)
+        files = files_to_search(self._context, archive, generation, gone)
+        clean = clean_files(self._context, archive.name, files, self._sought, self._progress)
         for partition in read_partitions(self._context, pipeline):
             for manifest, file in counting_files(self._context, pipeline, partition):
                 key = (store.url, file.target)
@@ -485,9 +490,7 @@ class _ProofSearch(ObjectSearch):
 
     def rows(self) -> None:
         """Searches errors and reasons in catalog rows; no other row can hold ids or keys."""
-        owners = self._scope.owners()
-        for owner, where in quoting_rows(self._context, owners, self._sought.deletions):
-            self.add(where, "quotes one of them in its reason", remedies.REASON, owner.name)
+        self.reasons()
         for where in quoting_seeks(self._context, self._sought.deletions):
             self.add(where, "quotes one of them in its reason", remedies.SEEK)
         self.errors()
@@ -495,6 +498,12 @@ class _ProofSearch(ObjectSearch):
             self.add(
                 self._context.catalog.url, "its log holds rows that were deleted", remedies.LOG
             )
+
+    def reasons(self) -> None:
+        """Searches reasons and authors in the audits of the topic and its archives."""
+        owners = self._scope.owners()
+        for owner, where in quoting_rows(self._context, owners, self._sought.deletions):
+            self.add(where, "quotes one of them in its reason", remedies.REASON, owner.name)
 
     def errors(self) -> None:
         """Searches errors that rows show to people."""
@@ -510,7 +519,7 @@ class _ProofSearch(ObjectSearch):
         for place, what in self._scope.copying_under_way(self._sought):
             self.add(place, what, remedies.COPYING)
         for copy in found.topics:
-            deletions, own = copy_deletions(self._context, copy.topic, self._sought.deletions)
+            deletions, own = copy_deletions(self._context, copy, self._sought.deletions)
             kind = DeletedTopicScope if copy.is_deleted else TopicScope
             scope = kind(self._context, copy.topic)
             scope.is_by_key = self._scope.is_by_key
@@ -526,6 +535,7 @@ class _ProofSearch(ObjectSearch):
                 inner.deleted_topic_objects(store, copy.topic)
             else:
                 inner.topic_objects(store, copy.topic)
+            inner.reasons()
             inner.errors()
             for archive, generation in scope.reachable():
                 inner.enter(f"archive `{archive.name}`")
@@ -533,6 +543,7 @@ class _ProofSearch(ObjectSearch):
             for message in (
                 *outside_of_home(self._context, scope.archives().values()),
                 *renamed_copies(copy, self._sought.deletions),
+                *retimed_copies(copy, inner.newer),
             ):
                 if message not in self.proof.out_of_reach:
                     self.proof.out_of_reach.append(message)
@@ -580,6 +591,7 @@ class _ProofSearch(ObjectSearch):
             at = pc.is_in(offsets, pa.array(gone, pa.int64()))
             found = set(pc.indices_nonzero(at).to_pylist())
             for row in self._sought.rows(batch):
+                self.newer += row not in older
                 places, offset = older.get(row, []), offsets[row].as_py()
                 if self._sought.state(partition, offset, places) != "another":
                     found.add(row)

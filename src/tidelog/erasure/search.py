@@ -56,6 +56,7 @@ __all__ = [
     "check_trimmed",
     "clean_files",
     "clean_objects",
+    "files_to_search",
     "matcher_of",
     "ranges_under_way",
     "search_aside",
@@ -167,9 +168,9 @@ def search_generation(
     """
     found: dict[SourceOffset, FoundEvent] = {}
     begun = {partition: () for partition, end in ends.items() if end != 0}
-    search.searched |= clean_files(
-        context, archive, generation, begun, search.sought, skipped=search.searched
-    )
+    files = files_to_search(context, archive, generation, begun)
+    new = (each for each in files if each.file not in search.searched)
+    search.searched |= clean_files(context, archive.name, new, search.sought)
     for partition, end in ends.items():
         own = origin_of(context, archive.pipeline(generation), partition)
         if own is not None and end != 0:
@@ -400,27 +401,19 @@ class _TopicObject:
 
 def clean_files(
     context: Context,
-    archive: Archive,
-    generation: int,
-    wanted: Mapping[str, Collection[int]],
+    archive: str,
+    files: Iterable[_ArchivedFile],
     sought: EventMatcher,
     progress: Progress = lambda _: None,
-    skipped: Collection[FileEntry] = (),
 ) -> set[FileEntry]:
-    """Returns the files of a generation that hold none of the events; none without a runner.
-
-    ``wanted`` has the source partitions to search, with offsets that were erased there; ``skipped``
-    has files that are not searched.
-    """
+    """Returns those of an archive's files that hold none of the events; none without a runner."""
     runner = context.tasks
     if runner is None:
         return set()
     function = functools.partial(_is_clean_file, _without_places(sought))
-    every = _files(context, archive, generation, wanted)
-    work = (each for each in every if each.file not in skipped)
-    title = f"search archive {archive.name}"
+    title = f"search archive {archive}"
     found: set[FileEntry] = set()
-    for each, is_clean in runner.run(title, function, work, lambda item: item.file.size):
+    for each, is_clean in runner.run(title, function, files, lambda item: item.file.size):
         if is_clean:
             found.add(each.file)
             progress(each.file.size)
@@ -451,9 +444,10 @@ def clean_objects(
     return found
 
 
-def _files(
+def files_to_search(
     context: Context, archive: Archive, generation: int, wanted: Mapping[str, Collection[int]]
 ) -> Iterator[_ArchivedFile]:
+    """Yields the files of a generation's source partitions; ``wanted`` has offsets erased there."""
     written_as = archive.format_of(generation)
     for partition, erased in wanted.items():
         offsets = sorted(erased)

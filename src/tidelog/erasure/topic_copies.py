@@ -9,7 +9,9 @@ created again since. So are topics with dead letters of handlers, and a pipeline
 with its target. A consumer that produces leaves no such record.
 
 A pump may give its copies ids or keys of their own, by a field or a transform. A search for the
-original ones does not find these copies, so a proof lists the topics that have them.
+original ones does not find these copies, so a proof lists the topics that have them. It may also
+give them other times, and so may a system outside of the home that events come back from. Then no
+time of the original's ledger shows that an event in the copy is a new one.
 
 The other way round, an erasure from a copy does not reach its origin, and names it
 (``proof_scope``).
@@ -36,7 +38,7 @@ from tidelog.context import Context
 from tidelog.coordination.audit import dead_letter_topic, deleted_copy, played_topic, read_actions
 from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.erasure.rewrite import is_under_way
-from tidelog.log.ledger import ErasedIds
+from tidelog.log.ledger import ErasedIds, Times
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.address import parse_address
@@ -85,12 +87,17 @@ class TopicCopy(NamedTuple):
 
     topic: Topic  # as far as it is known, if it was deleted
     how: str  # how the events got there
-    renamed: frozenset[str] = frozenset()  # what they may have other ones of there: id, key
+    renamed: frozenset[str] = frozenset()  # what they may have other ones of: id, key, time
 
     @property
     def is_deleted(self) -> bool:
         """Returns whether only what was made of it is left."""
         return self.topic.state == "deleting"
+
+    @property
+    def is_retimed(self) -> bool:
+        """Returns whether its events may have other times than their originals."""
+        return "time" in self.renamed
 
 
 @dataclass(slots=True)
@@ -108,7 +115,7 @@ class Originals(NamedTuple):
     incarnations: frozenset[str]  # of topics that playbacks read
     names: frozenset[str]  # of topics, in the audit and in partitions of deleted pipelines
     outside: frozenset[Source] = frozenset()  # systems that also had the events
-    renamed: frozenset[str] = frozenset()  # what the events may have other ones of here: id, key
+    renamed: frozenset[str] = frozenset()  # what the events may have other ones of: id, key, time
 
     def has(self, source: Source) -> bool:
         """Returns whether a source that the audit names may be one of them."""
@@ -172,6 +179,7 @@ def find_copies(context: Context, originals: Originals) -> Copies:
         for step in (*_steps(context, one), *by_deleted, *by_audit):
             renamed = one.renamed | step.renamed
             if not step.target:
+                renamed |= {"time"}  # the other system may set it, as Kafka and Kinesis do
                 there = source_of_url(step.sink)
                 if not (step.is_recorded and there in systems):  # known by its own rows
                     messages = [_outside(step), *_archives_from(context, step)]
@@ -254,22 +262,33 @@ def copying_under_way(
 class CopyDeletions(NamedTuple):
     """What was deleted from a copy, by the ids and keys that were deleted from its original."""
 
-    deletions: Deletions  # with the later time of both ledgers
+    deletions: Deletions  # with the times up to which the erasures reach in the copy
     own: ErasedIds  # up to which times the copy itself refuses copies
 
 
-def copy_deletions(context: Context, copy: Topic, original: Deletions) -> CopyDeletions:
+def copy_deletions(context: Context, copy: TopicCopy, original: Deletions) -> CopyDeletions:
     """Returns what was deleted from a copy, by the same ids and keys.
 
     The ledger has the later time of both topics: events after an erasure in either are new ones.
+    But where copies have other times than their originals, the ledger of the original says nothing
+    about them. Then only a delete from the copy counts that was not before that of the original.
     """
-    own = read_deletions(context, copy, original.by_id, original.by_key)
-    ids, keys = dict(original.ledger.ids), dict(original.ledger.keys)
-    for times, more in ((ids, own.ledger.ids), (keys, own.ledger.keys)):
-        for digest, until_ms in more.items():
-            times[digest] = max(until_ms, times.get(digest, until_ms))
-    both = Deletions(own.all, own.by_id, own.by_key, ErasedIds(ids, keys))
-    return CopyDeletions(both, own.ledger)
+    own = read_deletions(context, copy.topic, original.by_id, original.by_key)
+    ledger, first = own.ledger, original.ledger
+    combine = _own_times if copy.is_retimed else _later_times
+    times = ErasedIds(combine(first.ids, ledger.ids), combine(first.keys, ledger.keys))
+    return CopyDeletions(Deletions(own.all, own.by_id, own.by_key, times), ledger)
+
+
+def _later_times(original: Times, own: Times) -> Times:
+    times = dict(original)
+    for digest, until_ms in own.items():
+        times[digest] = max(until_ms, times.get(digest, until_ms))
+    return times
+
+
+def _own_times(original: Times, own: Times) -> Times:
+    return {each: until for each, until in own.items() if until >= original.get(each, until)}
 
 
 def _steps(context: Context, originals: Originals) -> Iterator[_Step]:
@@ -340,7 +359,7 @@ class RecordedCopy(NamedTuple):
     sink: str  # topic:NAME, or what it names elsewhere
     how: str  # who copied
     incarnation: str = ""  # of the topic; empty: unknown
-    renamed: tuple[str, ...] = ()  # what the copies have other ones of: id, key
+    renamed: tuple[str, ...] = ()  # what the copies have other ones of: id, key, time
 
     @property
     def target(self) -> str | None:

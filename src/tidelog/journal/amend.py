@@ -213,13 +213,13 @@ class Amender:
             starts=() if key is None else self._starts(heads),
         )
         until_ms = max(record.at_ms, latest_now_ms(self._context)) if op == "delete" else 0
-        version = put_record(self._context, self.topic, record)
+        record, version = put_record(self._context, self.topic, record)
         if op == "delete":
             found = self._enter(record, changes, heads, until_ms)
             if len(found) > len(changes):
                 changes = found
                 record = msgspec.structs.replace(record, events=_audit_events(changes))
-                version = put_record(self._context, self.topic, record, version)
+                record, version = put_record(self._context, self.topic, record, version)
         applied = self._put(record, changes, heads)
         done = msgspec.structs.replace(record, state="done")
         put_record(self._context, self.topic, done, version)

@@ -67,6 +67,7 @@ __all__ = [
     "ErasedIds",
     "LedgerMovedError",
     "Stamp",
+    "Times",
     "announce_erasure",
     "append_staged",
     "enter_erased",

@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 
-RENAMED = ("id", "key")
-"""What identifies events, and a pipeline may change in its copies."""
+RENAMED = ("id", "key", "time")
+"""What identifies events and shows that they are new, and a pipeline may change in its copies."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -63,7 +63,7 @@ class NamedPipeline(Persisted, frozen=True):
 
     @property
     def renames(self) -> frozenset[str]:
-        """Returns what copies may have other ones of than their originals: ids, keys."""
+        """Returns what copies may have other ones of than their originals: ids, keys, times."""
         return frozenset(RENAMED) if self.transform else frozenset(RENAMED) & self.fields.keys()
 
 
