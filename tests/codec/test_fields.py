@@ -143,3 +143,22 @@ def test_the_last_of_a_repeated_name_counts(path: str, value: bytes, key: bytes 
     for name in path.split("/")[1:] if path.startswith("/") else path.split("."):
         found = found[int(name) if isinstance(found, list) else name.replace("~1", "/")]
     assert str(found).encode() == key
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "time_ms"),
+    [
+        ("a.at", b'{"a": {"at": 1794743999.999999999 }}', 1_794_743_999_999),
+        ("/a/1", b'{"a": [0.12345678, 1794743999.999999999]}', 1_794_743_999_999),
+        ("at", b'{"x": 0.123456789, "at": 1794743999.5}', 1_794_743_999_500),
+        ("at", b'{"x": 0.123456789, "at": "2026-11-15T11:59:59.9999Z"}', 1_794_743_999_999),
+        ("at", b'{"at": 1, "at": 1794743999.999999999}', 1_794_743_999_999),
+        ("/a~1b", b'{"a/b": 1794743999.999999999}', 1_794_743_999_999),
+    ],
+)
+def test_time_is_cut_off_at_milliseconds_wherever_its_number_is(
+    path: str, line: bytes, time_ms: int
+) -> None:
+    (event,) = JsonLines(FieldPaths(time=path)).events([line])
+    assert isinstance(event, Event)
+    assert event.timestamp == time_ms

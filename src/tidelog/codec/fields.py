@@ -87,11 +87,11 @@ class _Fields:
         """Returns each event column that a path gives: for every row a value or an error text."""
         columns: dict[str, ParsedValues] = {}
         for name, field in self._fields.items():
-            found = field.pick(batch)
             if name == "time":
-                found = self._moment(found)
+                found = self._moment(field.pick_exact(batch))
                 columns["timestamp"] = ParsedValues(_times(found.values), found.errors)
                 continue
+            found = field.pick(batch)
             nested = f"{field.what} is an object or an array, not a plain value"
             found = found.reject(field.nested(batch), nested)
             found = found.reject(

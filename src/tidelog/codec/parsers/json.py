@@ -40,6 +40,7 @@ __all__ = [
 
 _SUSPECT = r"(?i),\s*[\]}]|(^|[\[:,])\s*-?(nan|inf)"
 _DOUBTFUL = r"^-?[0-9].*[.eE]|^0$"  # what a number may have been rounded to
+_LONG = r"\.[0-9]{7}|[0-9]{16}[eE]"  # a number that a double may round
 
 
 def open_json(spec: Spec) -> TimeParser:
@@ -57,7 +58,7 @@ def open_json(spec: Spec) -> TimeParser:
     field = JsonField(spec, spec.argument, engine)
     if spec.kind == "iso8601":
         return FieldTimes(field.pick, iso_reader(field.what, engine))
-    return FieldTimes(field.pick, epoch_reader(field.what))
+    return FieldTimes(field.pick_exact, epoch_reader(field.what))
 
 
 class JsonField:
@@ -74,6 +75,22 @@ class JsonField:
 
     def pick(self, batch: pa.RecordBatch) -> ParsedValues:
         """Returns the field of each event; strings without quotes, anything else as JSON."""
+        return self._pick(batch)[0]
+
+    def pick_exact(self, batch: pa.RecordBatch) -> ParsedValues:
+        """Returns the same, with every number as it is written."""
+        found, values = self._pick(batch)
+        doubtful = pc.match_substring_regex(found.values, _DOUBTFUL)
+        doubtful = pc.fill_null(pc.and_(doubtful, pc.match_substring_regex(values, _LONG)), False)
+        if not pc.any(doubtful).as_py():
+            return found
+        rows = zip(values.filter(doubtful), found.values.filter(doubtful), strict=True)
+        exact = [self._repeats.number(value.as_py()) or text.as_py() for value, text in rows]
+        texts = pc.replace_with_mask(found.values, doubtful, pa.array(exact, found.values.type))
+        return ParsedValues(texts, found.errors)
+
+    def _pick(self, batch: pa.RecordBatch) -> tuple[ParsedValues, pa.Array]:
+        """Returns the field of each event, and the JSON that it is in."""
         found = texts_of(batch, repair=False)
         found = found.reject(is_lenient_json(found.values), "value is not JSON")
         found = ParsedValues(self._repeats.resolved(found.values), found.errors)
@@ -84,8 +101,9 @@ class JsonField:
             valid = self._engine.column("json_valid(v)", found.values)
             found = found.reject(pc.invert(valid), "value is not JSON")
             texts = self._engine.column(f"try({picked})", found.values)
-        missing = pc.is_null(texts)
-        return ParsedValues(texts, found.errors).reject(missing, f"{self.what} is missing or null")
+        missing = f"{self.what} is missing or null"
+        picked_texts = ParsedValues(texts, found.errors).reject(pc.is_null(texts), missing)
+        return picked_texts, found.values
 
     def nested(self, batch: pa.RecordBatch) -> pa.Array:
         """Returns whether the field is an object or an array; null if there is none."""
@@ -147,6 +165,7 @@ _ESCAPED = r'\\u[0-9a-fA-F]{4}[^"]*"\s*:'  # in a name of plain letters
 _ESCAPED_ANY = r'\\.[^"]*"\s*:'
 _SPECIAL = re.compile(r'["\\/\x00-\x1f]')  # may have other escapes
 _NO_FIELD = "{}"
+_NUMBER_BEGINS = frozenset("-0123456789")
 _any = msgspec.json.Decoder(msgspec.Raw)
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _array = msgspec.json.Decoder(list[msgspec.Raw])
@@ -168,6 +187,20 @@ class Repeats:
             return texts
         found = [_picked(text, self._path) for text in texts.filter(suspects).to_pylist()]
         return pc.replace_with_mask(texts, suspects, pa.array(found, texts.type))
+
+    def number(self, text: str) -> str:
+        """Returns the number at the end of the path as it is written; empty if there is none."""
+        if is_deep_json(text):
+            return ""
+        try:
+            found = bytes(_any.decode(text)).decode()
+            for name in self._path:
+                held = _array.decode(found) if found[0] == "[" else _object.decode(found)
+                inner = held[int(name)] if isinstance(held, list) else held[name]
+                found = bytes(inner).decode().strip()
+        except (msgspec.MsgspecError, LookupError, ValueError):
+            return ""
+        return found if found[:1] in _NUMBER_BEGINS else ""
 
     def _suspects(self, texts: pa.Array) -> pa.Array:
         found = pc.match_substring_regex(texts, self._escaped)

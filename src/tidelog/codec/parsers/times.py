@@ -16,10 +16,11 @@ it is a number, otherwise ISO 8601. :func:`texts_of` returns the values of any e
 
 from __future__ import annotations
 
+import decimal
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -211,17 +212,40 @@ def _epoch_ms(texts: pa.Array) -> pa.Array:
 
 
 def _decimal_ms(texts: pa.Array) -> pa.Array:
-    """Reads numbers with a sign, a fraction or an exponent, and those too long for 64 bits."""
+    """Reads numbers with a sign, a fraction or an exponent, and those too long for 64 bits.
+
+    Cuts digits off the text: a double would round 23:59:59.999999999 up to the next day.
+    """
     number = pc.fill_null(pc.match_substring_regex(texts, pattern=_DECIMAL), False)
-    values: Any = pc.if_else(number, texts, None).cast(pa.float64()).fill_null(0).to_numpy()
-    scaled = np.select(
-        [values >= 1e18, values >= 1e15, values >= 1e12],
-        [values / 1e6, values / 1e3, values],
-        np.rint(values * 1e6) / 1e3,  # a double holds today's seconds to the microsecond
+    texts = pc.if_else(number, texts, None)
+    has_exponent = pc.fill_null(pc.match_substring_regex(texts, pattern="[eE]"), False)
+    if pc.any(has_exponent, min_count=0).as_py():
+        plain = [_without_exponent(text) for text in texts.filter(has_exponent).to_pylist()]
+        texts = pc.replace_with_mask(texts, has_exponent, pa.array(plain, texts.type))
+    digits = pc.replace_substring_regex(texts, pattern=r"^[+-]?0*", replacement="")
+    whole = pc.replace_substring_regex(digits, pattern=r"\..*$", replacement="")
+    fraction = pc.replace_substring_regex(digits, pattern=r"^[0-9]*\.?", replacement="")
+    thousandths = pc.utf8_slice_codeunits(pc.utf8_rpad(fraction, 3, padding="0"), 0, 3)
+    length = pc.binary_length(whole)
+    cut = pc.case_when(
+        pc.make_struct(
+            pc.greater(length, 18),  # nanoseconds
+            pc.greater(length, 15),  # microseconds
+            pc.greater(length, 12),  # milliseconds
+        ),
+        pc.utf8_slice_codeunits(whole, 0, -6),
+        pc.utf8_slice_codeunits(whole, 0, -3),
+        whole,
+        pc.binary_join_element_wise(whole, thousandths, ""),
     )
-    inside = (scaled >= 0) & (scaled < TIMESTAMP_MS_END)
-    times = np.where(inside, np.floor(scaled), -1).astype(np.int64)
-    return pc.if_else(number, pa.array(times), None)
+    fits = pc.less(pc.binary_length(cut), _WHOLE_DIGITS_MAX)
+    negative = pc.match_substring_regex(texts, pattern="^-.*[1-9]")
+    inside = pc.and_(fits, pc.invert(negative))
+    return pc.if_else(inside, pc.if_else(inside, cut, "0").cast(pa.int64()), -1)
+
+
+def _without_exponent(text: str) -> str:
+    return f"{decimal.Decimal(text):f}"
 
 
 def _iso_ms(texts: pa.Array, engine: Engine) -> pa.Array:
