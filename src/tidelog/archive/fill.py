@@ -404,7 +404,7 @@ class FillSource:
         """Combines what both hold; the source comes first."""
         damaged = self._damage(partition, old)
         position = self._position(partition)
-        bounds = Bounds(old.begin, old.end, old.incarnation, begins=old.begins)
+        bounds = Bounds(old.begin, old.end, old.incarnation, begins=old.begins, may_be_behind=True)
         if source is None:
             held = _FillPartition(old, bounds, note=old.note, damaged=damaged)
             return replace(held, bounds=_past_damage(held, bounds, position))
@@ -419,8 +419,8 @@ class FillSource:
             if held.end_of_span(position) is None and following is not None:
                 first = str(following)
         end = str(max(int(source.end), int(old.end)))
-        incarnation = source.incarnation or old.incarnation
-        joined = Bounds(first, end, incarnation, begins=begins, note=source.note)
+        known, behind = source.incarnation or old.incarnation, source.may_be_behind
+        joined = Bounds(first, end, known, False, begins, source.note, may_be_behind=behind)
         joined = _past_damage(held, joined, position)
         return replace(held, bounds=joined, note=source.note or old.note)
 
