@@ -55,7 +55,7 @@ from tidelog.model.pipeline import (
 )
 from tidelog.model.times import rough_text
 from tidelog.model.topic import decode_row
-from tidelog.pipeline.failures import RemadeError, is_behind, read_failures, remade_bounds
+from tidelog.pipeline.failures import RemadeError, read_failures, remade_bounds, source_is_behind
 from tidelog.pipeline.source_partitions import track
 from tidelog.pipeline.special_ranges import read_aside
 from tidelog.store.base import lost_remedy
@@ -312,7 +312,7 @@ class _StatusLook:
     def _ahead(self, head: Progress, held: Bounds | None) -> int:
         """Returns by how many offsets an archive is ahead of its source, another archive."""
         with contextlib.suppress(TidelogError):
-            if held is not None and is_behind(head, held, self.source):
+            if held is not None and source_is_behind(head, held, self.source):
                 return offsets_between(held.end, head.position) or 1
         return 0
 

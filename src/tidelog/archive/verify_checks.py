@@ -32,7 +32,7 @@ from tidelog.coordination.pipeline_rows import ReplayedRange, read_progress
 from tidelog.errors import CorruptError, TidelogError, unexpected
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
-from tidelog.pipeline.failures import is_behind
+from tidelog.pipeline.failures import source_is_behind
 from tidelog.pipeline.source_partitions import track
 from tidelog.pipeline.special_ranges import late_spans
 from tidelog.store import shared_store
@@ -357,7 +357,7 @@ class SourceCheck:
         held = self._bounds.get(partition)
         if head is None or held is None or self._is_built:
             return
-        if is_behind(head, held, self._source):
+        if source_is_behind(head, held, self._source):
             what = f"`{self._source.url}` ends at {held.end}, and {head.position} is committed"
             do = "nothing: reading resumes when that archive has reached this position; run it"
             yield Problem("behind", partition, what, do)
@@ -366,7 +366,7 @@ class SourceCheck:
         """Returns whether these cannot be the bounds of the partition that a head is of."""
         if not head.is_of(held.incarnation):
             return True
-        if is_behind(head, held, self._source):
+        if source_is_behind(head, held, self._source):
             return False
         return self._source.before(held.end, head.position)
 
