@@ -15,6 +15,8 @@ generation begins where the live one began, and has its events.
 - Source partitions of topics that are not the archive's own are skipped, even if a backup has them.
 - A backup is read no further than the live generation is, where the archive's own source
   holds the rest: the backup may lack some of it, and the driver reads it after the promote.
+- A folder, or an archive made of one, may be older than updates that were carried into archives:
+  where both have an event, the live generation's counts.
 - It begins where the live generation begins, or would begin by the archive's start and the ends
   listed at its creation. Earlier events are read only on request (``ArchiveFormat.start``).
 - If a person accepted that (``pass_damage``), it skips damaged commits of the live generation whose
@@ -178,6 +180,7 @@ class FillSource:
         self._filled: dict[SourcePartition, str] = {}  # starts of ranges read from the generation
         self._completed: dict[SourcePartition, str] = {}  # the same, read from both
         self._unknown: set[SourcePartition] = set()  # whether events are the same; not compared yet
+        self._copies: set[SourcePartition] = set()  # of a source that no update reaches
         self._is_from_first = self._written_as.start == "earliest"
         self._passes_damage = False
         self._damaged: dict[SourcePartition, tuple[Interval, ...]] = {}
@@ -220,8 +223,7 @@ class FillSource:
         held = self._known_of(range.partition)
         if held.old is not None and not held.old.by_offset:
             return self._read_from_live(range, self._next_border(range, held.old), b"")
-        end = held.end_of_span(int(range.start))
-        if end is not None:
+        if (end := held.end_of_span(int(range.start))) is not None:
             if held.old is not None and int(range.start) < int(held.old.end):
                 end = min(end, int(held.old.end))  # a range is completed as a whole, or not at all
             end, is_damaged = held.until_damage(int(range.start), end)
@@ -311,23 +313,21 @@ class FillSource:
     def _complete_from_files(self, reader: RangeReader, old: Coverage | None) -> RangeReader:
         """Returns the range, with events from the generation's files that the source lacks.
 
-        For a topic there are none: every offset had an event, and a missing one was deleted. Files
-        of a transform hold its output, which no other transform may process.
+        A topic lacks none: every offset had an event, and a missing one was deleted. Files of a
+        transform hold its output, which no other transform may process.
         """
-        start = int(reader.range.start)
-        covered = self._completing(reader.range, old)
-        if not any(first <= start < last for first, last in covered):
+        partition, start = reader.range.partition, int(reader.range.start)
+        if not any(at <= start < end for at, end in self._completing(reader.range, old)):
             return reader
-        self._completed[reader.range.partition] = reader.range.start
-        files = self._old.reader(reader.range)
-        return CompletedReader(reader, files, self._archive.generation)
+        self._completed[partition] = reader.range.start
+        files, is_copy = self._old.reader(reader.range), partition in self._copies
+        return CompletedReader(reader, files, self._archive.generation, is_copy)
 
     def _completing(self, range: SourceRange, old: Coverage | None) -> list[Interval]:
         """Returns the offsets whose files may complete what the source holds."""
         output = self._output(range.partition)
-        if old is None or output.all or self._follows or isinstance(self._source, TopicSource):
-            return []
-        return without(old.intervals(), output.offsets)
+        is_alone = output.all or self._follows or isinstance(self._source, TopicSource)
+        return [] if old is None or is_alone else without(old.intervals(), output.offsets)
 
     def _output(self, partition: SourcePartition) -> OutputSpans:
         """Returns which ranges of the live generation hold output, as when this began."""
@@ -347,16 +347,16 @@ class FillSource:
         self._errors = {}
         there_now = bounds_apart(self._source, own, self._errors)
         bounds = without_remade(self._context, self._archive.pipeline(), there_now)
+        self._copies = {each for each, b in bounds.items() if self._given and not b.incarnation}
         if self._given and not self._known:
             self._unknown = unknown_topics(self._context, self._archive, bounds)
         return {each: b for each, b in bounds.items() if are_offsets(b.first, b.end)}
 
     def _live_partitions(self) -> list[SourcePartition]:
         """Returns the source partitions that the live generation has begun."""
-        context, pipeline = self._context, self._archive.pipeline()
-        names = read_partitions(context, pipeline)
-        begun = [name for name in names if read_covered(context, pipeline, name) is not None]
-        return [SourcePartition.named(name) for name in begun]
+        context, own = self._context, self._archive.pipeline()
+        names = read_partitions(context, own)
+        return [SourcePartition.named(each) for each in names if read_covered(context, own, each)]
 
     @cached_property
     def _topics(self) -> frozenset[str]:
@@ -404,7 +404,7 @@ class FillSource:
         """Combines what both hold; the source comes first."""
         damaged = self._damage(partition, old)
         position = self._position(partition)
-        bounds = Bounds(old.begin, old.end, old.incarnation, begins=old.begins)
+        bounds = Bounds(old.begin, old.end, old.incarnation, begins=old.begins, may_be_behind=True)
         if source is None:
             held = _FillPartition(old, bounds, note=old.note, damaged=damaged)
             return replace(held, bounds=_past_damage(held, bounds, position))
@@ -419,8 +419,8 @@ class FillSource:
             if held.end_of_span(position) is None and following is not None:
                 first = str(following)
         end = str(max(int(source.end), int(old.end)))
-        incarnation = source.incarnation or old.incarnation
-        joined = Bounds(first, end, incarnation, begins=begins, note=source.note)
+        known, behind = source.incarnation or old.incarnation, source.may_be_behind
+        joined = Bounds(first, end, known, False, begins, source.note, may_be_behind=behind)
         joined = _past_damage(held, joined, position)
         return replace(held, bounds=joined, note=source.note or old.note)
 

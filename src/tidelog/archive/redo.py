@@ -163,7 +163,11 @@ class RedoSource:
                     partition=each.text,
                 )
             found[each] = Bounds(
-                covered.begin, covered.end, covered.incarnation, begins=covered.begins
+                covered.begin,
+                covered.end,
+                covered.incarnation,
+                begins=covered.begins,
+                may_be_behind=True,  # after a rollback to a generation that has less
             )
         return found
 

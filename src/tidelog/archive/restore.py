@@ -4,7 +4,7 @@ A restore is a pipeline whose source is the archive. Its name follows only from 
 target. So a restore that was killed resumes, and a repeated one writes only what the archive has
 received since. A target that was deleted and created again is another target, and gets everything.
 Any generation of the archive can be the source: positions are those of the archive's source,
-whichever files hold the events.
+whichever files hold the events. One that is behind what was restored has nothing to add.
 
 A run ends at what the archive held when it began, so that an archive whose source is the target
 does not feed itself forever.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tidelog.archive.archive import find_archive
 from tidelog.archive.coverage import MissingRange, is_same_sequence, read_covered, without
@@ -205,7 +205,9 @@ class _ArchiveSnapshot:
 
     def partitions(self) -> list[SourcePartition]:
         if not self.ends:
-            self.ends = self.source.bounds(self.source.partitions())
+            found = self.source.bounds(self.source.partitions())
+            # A restore belongs to one archive, so another generation of it may only be behind.
+            self.ends = {each: replace(b, may_be_behind=True) for each, b in found.items()}
         return sorted(self.ends)
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:

@@ -14,6 +14,7 @@ low.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -44,10 +45,17 @@ from tidelog.errors import NotFoundError, TidelogError, unexpected
 from tidelog.log.status import DeletedTopic
 from tidelog.model import layout
 from tidelog.model.archive import Account, Archive
-from tidelog.model.pipeline import Aside, DriverFailure, Intent, Progress, Totals
+from tidelog.model.pipeline import (
+    Aside,
+    DriverFailure,
+    Intent,
+    Progress,
+    Totals,
+    offsets_between,
+)
 from tidelog.model.times import rough_text
 from tidelog.model.topic import decode_row
-from tidelog.pipeline.failures import RemadeError, read_failures, remade_bounds
+from tidelog.pipeline.failures import RemadeError, read_failures, remade_bounds, source_is_behind
 from tidelog.pipeline.source_partitions import track
 from tidelog.pipeline.special_ranges import read_aside
 from tidelog.store.base import lost_remedy
@@ -87,6 +95,7 @@ class PartitionStatus:
     failure: DriverFailure | None = None  # why its driver fails there now
     remade: str = ""  # why the source partition is not the archived one any more
     ended: str = ""  # why a person ended it
+    ahead: int = 0  # offsets that its source, an archive, must reach before anything is read
     account: Account | None = None  # of every offset from the begin; None: it has not begun
 
     @property
@@ -284,6 +293,7 @@ class _StatusLook:
             failure=failure,
             remade=self._remade(partition, head, held),
             ended=head.ended,
+            ahead=self._ahead(head, held),
             account=account,
         )
 
@@ -298,6 +308,13 @@ class _StatusLook:
         except TidelogError:
             return ""  # it can no longer be read
         return ""
+
+    def _ahead(self, head: Progress, held: Bounds | None) -> int:
+        """Returns by how many offsets an archive is ahead of its source, another archive."""
+        with contextlib.suppress(TidelogError):
+            if held is not None and source_is_behind(head, held, self.source):
+                return offsets_between(held.end, head.position) or 1
+        return 0
 
     def _unread(self, partition: SourcePartition, head: Progress) -> int:
         gone, number = self.deleted.get(partition.topic), partition.number_in(partition.topic)

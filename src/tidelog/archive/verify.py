@@ -287,8 +287,9 @@ class _VerifyLook:
                 self.tally.add(*self._source.count(manifest))
         if self._source is not None:
             self.tally.add(*self._source.ends(partition, rows.head))
-            for each in self._source.late(partition, rows.head):
-                self.tally.note(each.kind, each.where, each.what, each.do)
+            for find in (self._source.late, self._source.waiting):
+                for each in find(partition, rows.head):
+                    self.tally.note(each.kind, each.where, each.what, each.do)
         made = list(dead)
         for manifest in self._manifests(partition, again, is_replay=True):
             made += [file for file in manifest.files if file.kind == "dead"]

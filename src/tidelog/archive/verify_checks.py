@@ -33,6 +33,7 @@ from tidelog.coordination.pipeline_rows import ReplayedRange, read_progress
 from tidelog.errors import CorruptError, NotFoundError, TidelogError, unexpected
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
+from tidelog.pipeline.failures import source_is_behind
 from tidelog.pipeline.source_partitions import track
 from tidelog.pipeline.special_ranges import late_spans
 from tidelog.store import shared_store
@@ -383,9 +384,23 @@ class SourceCheck:
             do = f"`tidelog archive backfill {self._archive}`, then promote the new generation"
             yield Problem("lost", partition, what, do)
 
+    def waiting(self, partition: str, head: Progress | None) -> Iterator[Problem]:
+        """Yields that the source, another archive, must first reach what was read."""
+        held = self._bounds.get(partition)
+        if head is None or held is None or self._is_built:
+            return
+        if source_is_behind(head, held, self._source):
+            what = f"`{self._source.url}` ends at {held.end}, and {head.position} is committed"
+            do = "nothing: reading resumes when that archive has reached this position; run it"
+            yield Problem("behind", partition, what, do)
+
     def _is_another(self, held: Bounds, head: Progress) -> bool:
         """Returns whether these cannot be the bounds of the partition that a head is of."""
-        return not head.is_of(held.incarnation) or self._source.before(held.end, head.position)
+        if not head.is_of(held.incarnation):
+            return True
+        if source_is_behind(head, held, self._source):
+            return False
+        return self._source.before(held.end, head.position)
 
 
 Offsets = npt.NDArray[np.int64]

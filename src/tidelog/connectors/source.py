@@ -130,6 +130,7 @@ class Bounds:
     note: bytes = b""  # of what is before ``end``, if the source tracks and has no note yet
     gaps: tuple[Gap, ...] = ()  # what an archive lacks between them
     identity: bytes = b""  # a note that finds the partition again before anything of it was read
+    may_be_behind: bool = False  # an archive: its end may be before what a reader has read
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,10 +515,7 @@ OPTIONAL = (
 
 
 def check_wrapping(wrapper: Source, source: Source, answered: tuple[type, ...] = ()) -> None:
-    """Raises ``InternalError`` if a wrapper does not implement a protocol of the source it wraps.
-
-    ``answered`` lists the protocols that the wrapper deliberately does without.
-    """
+    """Raises ``InternalError`` if a wrapper lacks a protocol of its source, unless ``answered``."""
     for protocol in OPTIONAL:
         passes = isinstance(wrapper, protocol) or protocol in answered
         if isinstance(source, protocol) and not passes:

@@ -503,10 +503,12 @@ class Driver:
 
     def _count_waiting(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> int:
         """Returns about how many events wait; at least 1 if any do, or if an end went back."""
-        start, held = cycle.span(partition, bounds)
+        source, (start, held) = self._pipeline.source, cycle.span(partition, bounds)
         if start == held.end or cycle.is_ended(partition):
             return 0
-        return max(1, self._pipeline.source.count(start, held.end) or 1)
+        if held.may_be_behind and not source.before(start, held.end):
+            return 0
+        return max(1, source.count(start, held.end) or 1)
 
     def _take_flush_request(self) -> bool:
         """Returns whether a flush was requested since the last look, and forgets the request."""

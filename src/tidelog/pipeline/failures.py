@@ -18,7 +18,9 @@ by which a proof of its erasure recognizes the row (``quoted_event``).
 A source partition that was deleted and created again is another sequence of events. None of it goes
 into an archive that has events of the old one. It is an error of that partition until a person
 accepts it (``--accept-loss``). Then the head says that the partition has ended; or it begins again,
-if nothing of the old topic was ever committed.
+if nothing of the old topic was ever committed. A source that ends before the position was created
+again too, except for an archive of the same incarnation (``source_is_behind``): its positions are
+those of its own source, so it only has less of it, and its reader waits.
 
 The same holds for the topic as a whole: if an archive has events of the old topic, it gets none of
 the new one, also not of partitions that the old one did not have, or of which nothing was read. So
@@ -83,6 +85,7 @@ __all__ = [
     "read_failures",
     "remade_bounds",
     "remove_failures",
+    "source_is_behind",
     "vanished_end",
     "vanished_head",
     "without_remade",
@@ -299,10 +302,19 @@ def remade_bounds(
     return now if what else None
 
 
+def source_is_behind(head: Progress, bounds: Bounds, source: Source) -> bool:
+    """Returns whether a source, an archive, must first reach what a reader of it has read."""
+    if not bounds.may_be_behind or head.incarnation != bounds.incarnation:
+        return False
+    return source.before(bounds.end, head.position)
+
+
 def _difference(head: Progress, bounds: Bounds, source: Source) -> str:
     """Returns how a source partition differs from the one in the head; empty if it does not."""
     if not head.is_of(bounds.incarnation):
         return f"it is {bounds.incarnation} now, and was {head.incarnation}"
+    if source_is_behind(head, bounds, source):
+        return ""
     return f"it ends at {bounds.end} now" if source.before(bounds.end, head.position) else ""
 
 

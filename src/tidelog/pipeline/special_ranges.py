@@ -176,13 +176,15 @@ class CompletedReader:
     Kafka's compaction deletes records inside the range that a partition still holds. A backup may
     be a copy without dead letters, or without some files. The live generation may have these
     events in its files. So a generation that is being built reads both, in offset order. For an
-    offset in both, the source's event counts. The files are opened at the first offset that the
-    source lacks.
+    offset in both, the source's event counts, and the files are opened at the first offset that the
+    source lacks. If the source is a copy that may be older than updates of the files, their event
+    counts.
     """
 
     reader: RangeReader
     files: RangeReader  # of a part of the range
     generation: int  # of the files
+    is_copy: bool = False  # what ``reader`` reads may be older than the files
 
     @property
     def range(self) -> SourceRange:
@@ -211,26 +213,39 @@ class CompletedReader:
         rows, at = _FileRows(self.files), int(self.range.start)
         for chunk in self.reader.read():
             end = int(chunk.position)
-            if chunk.batch.num_rows < end - at:
-                yield from _fill_chunk(chunk, rows, at, end)
+            if self.is_copy or chunk.batch.num_rows < end - at:
+                yield from _fill_chunk(chunk, rows, at, end, self.is_copy)
             else:
                 yield chunk
             at = max(at, end)
 
 
-def _fill_chunk(chunk: Chunk, rows: _FileRows, start: int, end: int) -> Iterator[Chunk]:
-    """Yields a chunk that ends at an offset, in parts of bounded size."""
+def _fill_chunk(
+    chunk: Chunk, rows: _FileRows, start: int, end: int, files_count: bool
+) -> Iterator[Chunk]:
+    """Yields a chunk that ends at an offset, in parts of bounded size.
+
+    For an offset in both, the event of the files counts if ``files_count``.
+    """
     left = chunk.batch
-    for more in rows.between(start, end):
-        offsets = _offsets(more)
-        if not (mask := np.isin(offsets, _offsets(left), invert=True)).any():
+    for found in rows.between(start, end):
+        offsets = _offsets(found)
+        more = found if files_count else _without(found, _offsets(left))
+        if not more.num_rows:
             continue
         border = int(offsets[-1]) + 1
         before, left = within(left, 0, border), within(left, border, end)
-        both = one_batch([before, more.filter(pa.array(mask)).cast(before.schema)])
+        if files_count:
+            before = _without(before, offsets)
+        both = one_batch([before, more.cast(before.schema)])
         order = np.argsort(_offsets(both), kind="stable")
         yield Chunk(both.take(pa.array(order)), str(border))
     yield replace(chunk, batch=left)
+
+
+def _without(batch: pa.RecordBatch, offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Returns the events of a batch that have other offsets."""
+    return batch.filter(pa.array(np.isin(_offsets(batch), offsets, invert=True)))
 
 
 class _FileRows:

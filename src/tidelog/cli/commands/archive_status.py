@@ -366,6 +366,7 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             "unread": each.unread,
             "remade": each.remade or None,
             "ended": each.ended or None,
+            "ahead": each.ahead,
             "last_commit": to_iso(each.last_commit_ms) if each.last_commit_ms else None,
             "failure": each.failure.message if each.failure else None,
             "under_way_s": None
@@ -423,6 +424,11 @@ def _show_partitions(output: Output, found: ArchiveStatus) -> None:
     for each in found.partitions:
         if each.remade:
             output.say(f"{found.archive.name}: {each.remade}")
+        if each.ahead:
+            output.say(
+                f"{found.archive.name}: {each.partition}: waits for its source, which ends at "
+                f"{each.end}, {counted(each.ahead, 'offset')} before it"
+            )
         if each.ended:
             output.say(
                 f"{found.archive.name}: {each.partition}: ended at {each.position}: the source "

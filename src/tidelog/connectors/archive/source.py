@@ -4,6 +4,9 @@ Source partitions and positions are those of the archive's own source, from its 
 pipeline that has read an archive to its end continues with the live source at the same position,
 without gap or overlap. Dead letters are events too, in their place.
 
+An archive may be behind a reader of it: one that was filled from elsewhere, or that read another
+generation. Positions mean the same, so the reader waits for it.
+
 Ranges begin and end where commits do, or anywhere if positions are offsets. A driver plans a range,
 and reading the plan needs only the store.
 
@@ -149,7 +152,14 @@ class ArchiveSource:
         with self._open_context() as context:
             found = self._histories(context, self._archive(context), partitions)
         return {
-            each: Bounds(h.first, h.end, h.incarnation, begins=h.begins, gaps=h.gaps)
+            each: Bounds(
+                h.first,
+                h.end,
+                h.incarnation,
+                begins=h.begins,
+                gaps=h.gaps,
+                may_be_behind=bool(h.incarnation),
+            )
             for each, h in found.items()
         }
 
