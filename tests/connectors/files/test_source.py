@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import tidelog
 from tests.codec.formats.files import batch, label, opened, write
 from tests.servers.s3 import S3
 from tests.support.homes import a_store
@@ -249,6 +250,39 @@ def test_a_file_that_vanished_or_shrank_after_it_was_seen_is_told(
 
 
 # Other files.
+
+
+def test_zeros_after_the_end_of_a_gzip_file_are_ignored(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    padded = gzip.compress(b"one\n") + gzip.compress(b"two\n") + bytes(100)
+    (folder / "a.txt.gz").write_bytes(padded)
+    (folder / "b.txt.gz").write_bytes(padded[:-1])
+    (folder / "c.txt.gz").write_bytes(padded + b"x")
+    source = at(folder)
+    for name in ("a.txt.gz", "b.txt.gz"):
+        assert values(source, name, "in") == [b"one", b"two"]
+    with pytest.raises(CorruptError, match=r"c\.txt\.gz"):
+        source.bounds([SourcePartition("in", "c.txt.gz")])
+
+
+@pytest.mark.parametrize(("ending", "codec"), [("gz", "gzip"), ("zst", "zstd")])
+def test_text_with_the_name_of_a_compressed_file_is_an_error_of_that_file(
+    tmp_path: Path, ending: str, codec: str
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "good.txt").write_bytes(b"one\n")
+    (folder / f"text.{ending}").write_bytes(b"two\n")
+    home = tidelog.create_home(tmp_path / "home")[0]
+    archive = home.archives.create("raw", source=f"file:{folder}")
+    why = f"file `in/text.{ending}`: .*does not begin as {codec} does: if it is text, change its"
+    with pytest.raises(CorruptError, match=why):
+        archive.run()
+    assert [row for each in archive.read() for row in each.column("value").to_pylist()] == [b"one"]
+    failures = {each.partition: each.failure for each in archive.status().partitions}
+    assert failures["in/good.txt"] is None
+    assert failures[f"in/text.{ending}"] is not None
 
 
 def test_lines_of_text_are_events(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ The caller owns its sinks: closing a stream of this module leaves them open.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import re
@@ -442,7 +443,18 @@ def open_text(data: Data, codec: str) -> pa.NativeFile:
         return file
     if file.size() == 0:
         raise EOFError("it is empty, and not even an empty file would be")
+    place = file.tell()
+    begin = file.read(4)
+    file.seek(place)
+    if not begin.startswith(_BEGINS.get(codec, (b"",))):
+        raise ValueError(f"it does not begin as {codec} does: if it is text, change its extension")
+    if codec == "gzip":  # Arrow refuses the zeros that some programs put after the end
+        return pa.PythonFile(gzip.GzipFile(fileobj=file), mode="r")
     return pa.CompressedInputStream(file, codec)
+
+
+_SKIPPED = tuple(bytes([number]) + b"\x2a\x4d\x18" for number in range(0x50, 0x60))
+_BEGINS = {"gzip": (b"\x1f\x8b",), "zstd": (b"\x28\xb5\x2f\xfd", *_SKIPPED)}
 
 
 class _GzipSink:
