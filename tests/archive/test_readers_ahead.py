@@ -101,6 +101,24 @@ def test_archive_waits_until_its_source_has_reached_it(
     assert not [each for each in chain.verify(source=True).notes if each.kind == "behind"]
 
 
+@pytest.mark.parametrize("accept_loss", [False, True])
+def test_backfill_is_not_ended_by_a_source_that_caught_up(home: Home, accept_loss: bool) -> None:
+    mid = home.archives.create("mid", source="topic:t")
+    chain = home.archives.create("chain", source="archive:mid")
+    append(home, 0, 5)
+    mid.run()
+    chain.run()
+    append(home, 5, 12)
+    assert chain.backfill(source="topic:t").events == 12
+    mid.run()  # so a backfill that begins now would read no further than 5
+    assert chain.backfill(source="topic:t", accept_loss=accept_loss).events == 0
+    chain.promote()
+    append(home, 12, 15)
+    mid.run()
+    assert chain.run().events == 3
+    assert values(chain) == [b"%d" % each for each in range(15)]
+
+
 @pytest.mark.usefixtures("outage")
 def test_archive_waits_after_a_forced_promote_of_its_source(home: Home) -> None:
     day = home.archives.create("day", source="topic:t")
