@@ -192,7 +192,7 @@ def test_archive_of_another_or_unknown_incarnation_is_not_waited_for(
     assert bounds.may_be_behind
     was, now = known
     bounds = replace(bounds, incarnation=now, may_be_behind=bool(now))
-    source.bounds = lambda _: {partition: bounds}  # type: ignore[method-assign]
+    source.bounds = lambda partitions: {partition: bounds}  # type: ignore[method-assign]
     head = Progress("12", 12, 1, incarnation=was)
     with pytest.raises(RemadeError, match="was deleted and made again"):
         remade_bounds(partition, head, bounds, source, accept_loss=False)
