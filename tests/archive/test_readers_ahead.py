@@ -101,6 +101,24 @@ def test_archive_waits_until_its_source_has_reached_it(
     assert not [each for each in chain.verify(source=True).notes if each.kind == "behind"]
 
 
+@pytest.mark.parametrize("accept_loss", [False, True])
+def test_backfill_is_not_ended_by_a_source_that_caught_up(home: Home, accept_loss: bool) -> None:
+    mid = home.archives.create("mid", source="topic:t")
+    chain = home.archives.create("chain", source="archive:mid")
+    append(home, 0, 5)
+    mid.run()
+    chain.run()
+    append(home, 5, 12)
+    assert chain.backfill(source="topic:t").events == 12
+    mid.run()  # so a backfill that begins now would read no further than 5
+    assert chain.backfill(source="topic:t", accept_loss=accept_loss).events == 0
+    chain.promote()
+    append(home, 12, 15)
+    mid.run()
+    assert chain.run().events == 3
+    assert values(chain) == [b"%d" % each for each in range(15)]
+
+
 @pytest.mark.usefixtures("outage")
 def test_archive_waits_after_a_forced_promote_of_its_source(home: Home) -> None:
     day = home.archives.create("day", source="topic:t")
@@ -174,7 +192,7 @@ def test_archive_of_another_or_unknown_incarnation_is_not_waited_for(
     assert bounds.may_be_behind
     was, now = known
     bounds = replace(bounds, incarnation=now, may_be_behind=bool(now))
-    source.bounds = lambda _: {partition: bounds}  # type: ignore[method-assign]
+    source.bounds = lambda partitions: {partition: bounds}  # type: ignore[method-assign]
     head = Progress("12", 12, 1, incarnation=was)
     with pytest.raises(RemadeError, match="was deleted and made again"):
         remade_bounds(partition, head, bounds, source, accept_loss=False)

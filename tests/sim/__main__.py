@@ -30,6 +30,7 @@ from tests.sim.archive_worlds import (
 from tests.sim.arrivals_world import ArrivalsWorld
 from tests.sim.backups_world import BackupsWorld
 from tests.sim.base import SimWorld
+from tests.sim.chains_world import ChainsWorld
 from tests.sim.clients import ClientsWorld, DeniedWorld, LossyWorld
 from tests.sim.clients_worlds import KeysWorld, ReadersWorld
 from tests.sim.copies_world import CopiesWorld
@@ -84,6 +85,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "staged": StagedWorld,
     "cuts": CutsWorld,
     "moves": MovesWorld,
+    "chains": ChainsWorld,
     "late": LateWorld,
     "folders": FoldersWorld,
     "tasks": TasksWorld,

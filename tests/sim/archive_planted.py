@@ -15,6 +15,7 @@ import pytest
 
 from tests.sim import (
     ahead_planted,
+    chains_planted,
     copies_planted,
     cuts_planted,
     drivers_planted,
@@ -37,6 +38,7 @@ from tests.sim.archive_worlds import (
 )
 from tests.sim.arrivals_world import ArrivalsWorld
 from tests.sim.backups_world import BackupsWorld
+from tests.sim.chains_world import ChainsWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.late_world import FoldersWorld, LateWorld
 from tests.sim.moves_world import MovesWorld
@@ -75,7 +77,6 @@ from tidelog.pipeline import cycle, failures
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures
 from tidelog.pipeline.source_partitions import Beginnings
-from tidelog.pipeline.special_ranges import CompletedReader
 
 __all__ = ["BUGS", "Bug", "notices", "seeds_until_caught"]
 
@@ -292,11 +293,6 @@ def _promote_compares_ends(patch: Patch) -> None:
     patch.setattr(archives, "fill_source", lambda home, archive, number, given: given)
 
 
-def _holes_count_as_never_there(patch: Patch) -> None:
-    """A backfill takes what its source lacks for what was never there; so does a promote."""
-    patch.setattr(CompletedReader, "read", lambda self: self.reader.read())
-
-
 def _backup_is_read_to_its_end(patch: Patch) -> None:
     """A backfill reads a backup further than the live generation, though the source holds that."""
     patch.setattr(FillSource, "_until_own", lambda *given: given[-1])
@@ -484,7 +480,9 @@ BUGS: Mapping[str, Bug] = {
     "a removed failure can come back": Bug("P5a", _failures_are_not_guarded),
     "a removed generation keeps late files": Bug("P5a", _drop_leaves_files, GenerationsWorld),
     "a journal keeps trimmed events": Bug("P5a", _journal_keeps_trimmed_events, ErasureWorld),
-    "what a backup lacks was never there": Bug("P4a", _holes_count_as_never_there, HolesWorld),
+    "what a backup lacks was never there": Bug(
+        "P4a", chains_planted.holes_count_as_never_there, HolesWorld
+    ),
     "a driver keeps the source of a backfill": Bug(
         "P4a", drivers_planted.driver_keeps_its_source, HolesWorld
     ),
@@ -593,4 +591,6 @@ BUGS: Mapping[str, Bug] = {
     "an erased key counts where it was found": Bug(
         "P5a", dropped_planted.erased_keys_count_where_they_were_found, ArrivalsWorld
     ),
+    "a source that is behind has ended": Bug("P4a", chains_planted.behind_is_remade, ChainsWorld),
+    "a backfill goes back": Bug("P4a", chains_planted.backfill_goes_back, ChainsWorld),
 }

@@ -20,6 +20,7 @@ from tests.sim.archive_worlds import (
 )
 from tests.sim.arrivals_world import ArrivalsWorld
 from tests.sim.backups_world import BackupsWorld
+from tests.sim.chains_world import ChainsWorld
 from tests.sim.copies_world import CopiesWorld
 from tests.sim.late_world import LateWorld
 from tests.sim.moves_world import MovesWorld
@@ -111,6 +112,13 @@ def test_positions_values_and_parts_change_while_archives_are_driven() -> None:
         world.run()
         done.update(vars(world.done))
     assert min(done[name] for name in ("redone", "moved", "skipped", "updated", "streamed")), done
+
+
+def test_archives_ahead_of_their_source_wait_for_it() -> None:
+    worlds = [ChainsWorld(seed) for seed in (1, 2)]
+    for world in worlds:
+        world.run()
+    assert sum(world.done.ahead for world in worlds)
 
 
 def test_pump_goes_back_for_events_in_gaps_that_are_filled() -> None:

@@ -28,7 +28,7 @@ from tidelog.archive.tables import (
     resolve_table,
     table_status,
 )
-from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_archive
+from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_generations
 from tidelog.connectors.by_url import open_source, store_at
 from tidelog.connectors.source import GroupSource, SourcePartition
 from tidelog.context import Context
@@ -178,8 +178,9 @@ class ArchiveView:
         spark: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
     ) -> ArchiveVerifyReport:
-        """Compares rows, manifests and files of a generation and returns what was found.
+        """Compares rows, manifests and files and returns what was found.
 
+        Checks all generations, or the one that is given. The counts are those of the live one.
         With ``source`` the source is asked how many events there were, and with ``deep`` every file
         is read; ``progress`` then gets the bytes of each. With ``spark``, a Spark master, tasks
         there read the files. Changes nothing. ``problem_count`` is 0 for an archive that is as it
@@ -191,7 +192,7 @@ class ArchiveView:
         """
         how = ArchiveVerifyOptions(generation, source, deep, progress or (lambda _: None))
         context = with_tasks(self._context, f"verify {self.name}", spark, spark_conf)
-        return verify_archive(context, self.reload(), how)
+        return verify_generations(context, self.reload(), how)
 
     def stored_bytes(self, generation: int | None = None) -> int:
         """Returns the size of all files in a generation's folder.

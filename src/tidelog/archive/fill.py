@@ -385,10 +385,8 @@ class FillSource:
             source = self._until_own(partition, old, source)
         if old is None or (old.by_offset and not self._is_restorable):
             if source is None:
-                raise NotFoundError(
-                    f"source partition `{partition.text}`: neither the source nor a file of "
-                    f"archive `{self._archive.name}` has it any more"
-                )
+                what = f"neither the source nor a file of archive `{self._archive.name}` has it"
+                raise NotFoundError(f"source partition `{partition.text}`: {what} any more")
             return _FillPartition(None, source, ((int(source.first), int(source.end)),))
         if old.by_offset and old.begin == old.end and source is not None:
             return _FillPartition(None, source, ((int(source.first), int(source.end)),))
@@ -455,7 +453,7 @@ class FillSource:
         """Returns what to read of a backup: nothing that the archive's own source holds as well.
 
         The backup may lack some of that, and a driver reads it from the source after the promote.
-        What the live generation has is read: its files complete it.
+        What this generation or the live one has stays: the own source may have been behind.
         """
         if not self._given or self._follows or self._given == self._archive.source:
             return held
@@ -466,7 +464,8 @@ class FillSource:
             return held
         if not is_same_sequence(own, held if old is None else old):
             return held
-        reached = max(int(held.first), int(own.first), int(old.end) if old else 0)
+        so_far = int(old.end) if old else 0, self._position(partition) or 0
+        reached = max(int(held.first), int(own.first), *so_far)
         if reached >= int(held.end):
             return held
         if old is None:  # nothing of it may be read at all: compare the events all the same

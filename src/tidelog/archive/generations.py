@@ -11,8 +11,9 @@ files of the live generation (``fill``). Beginning one is one conditional write 
 Promote; rollback is the same with a kept generation, which step 0 turns into a building one:
 
 0. rollback: the row says ``building``                        → crash: rollback or promote resumes
-1. catch up: a driver brings the new generation to where the
-   live one is, and their coverage is compared                → crash: nothing has changed
+1. check that the new generation's files are there, unless
+   forced; catch up: a driver brings it to where the live one
+   is, and their coverage is compared                         → crash: nothing has changed
 2. the row gets a ``promotion``, with an id                   → crash: a driver or the next promote
                                                                 withdraws it
 3. freeze: every head of the live generation names that id, so
@@ -31,7 +32,8 @@ The heads of a kept generation stay frozen: only a rollback opens the gate again
 generation is kept until ``drop`` deletes it:
 
 1. refuse, with the ranges, if it covers what neither the live
-   one nor the source has                                     → crash: nothing has changed
+   one nor the source has, and if files of the live one are
+   gone                                                       → crash: nothing has changed
 2. the row says ``removing``                                  → crash: the next drop or sweep
 3. close its heads, so no driver commits there                → crash: the same
 4. delete files, dead letters, manifests, staged files, rows  → crash: the same
@@ -73,7 +75,12 @@ from tidelog.catalog.wrappers import freeing
 from tidelog.connectors.by_url import files_at, pipelines_of, source_at
 from tidelog.connectors.source import SourcePartition, bounds_apart
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import change_archive, replay_pipeline
+from tidelog.coordination.pipeline_rows import (
+    change_archive,
+    counting_files,
+    read_partitions,
+    replay_pipeline,
+)
 from tidelog.coordination.registry import check_shown
 from tidelog.coordination.trusted_time import store_now_ms
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
@@ -85,6 +92,7 @@ from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.registry import close_heads, delete_below, remove_work
 from tidelog.pipeline.source_partitions import track
+from tidelog.store.base import Store
 
 __all__ = [
     "begin_backfill",
@@ -206,6 +214,15 @@ def drop_generation(
         if archive.ended is not None:
             do = f"delete all with `tidelog archive delete {name} --delete-files`"
         raise InvalidError(f"archive `{name}`: generation {generation} is the live one: {do}")
+    if state == "kept" and not force:
+        gone = _missing_files(context, archive, archive.generation)
+        if gone:
+            raise InvalidError(
+                f"archive `{name}`: generation {archive.generation}, the live one, lacks "
+                f"{_files(gone)}, which generation {generation} may have: restore them from a "
+                f"copy, or go back with `tidelog archive rollback {name}`; --force drops it",
+                missing=gone,
+            )
     if state != "removing" and not force:
         lacking = _only_in(context, archive, generation)
         if lacking:
@@ -251,6 +268,45 @@ def remove_strays(context: Context, archive: Archive) -> None:
         delete_below(files, f"{archive.dead}/", lambda key: _name(key).startswith(dead))
 
 
+def _missing_files(context: Context, archive: Archive, generation: int) -> list[str]:
+    """Returns files that count in a generation, and manifests of it, that are not in the store."""
+    store, folders = files_at(context, archive), (archive.folder(generation), archive.dead)
+    missing: set[str] | None = None
+    for _ in range(2):  # a replay or a merge may replace some between the reads
+        named, gone = _named_files(context, archive.pipeline(generation))
+        there = {info.key for folder in folders for info in store.list(f"{folder}/")}
+        gone |= {key for key in named - there if not _is_there(store, key)}
+        missing = gone if missing is None else gone & missing
+        if not missing:
+            break
+    return sorted(missing or ())
+
+
+def _named_files(context: Context, pipeline: str) -> tuple[set[str], set[str]]:
+    """Returns the files that count in a generation, and manifests that are not there."""
+    named: set[str] = set()
+    gone: set[str] = set()
+    for partition in read_partitions(context, pipeline):
+        try:
+            named |= {file.target for _, file in counting_files(context, pipeline, partition)}
+        except NotFoundError as exc:
+            gone.add(str(exc.context.get("key") or exc))
+    return named, gone
+
+
+def _is_there(store: Store, key: str) -> bool:
+    try:
+        store.head(key)
+    except NotFoundError:
+        return False
+    return True
+
+
+def _files(missing: Sequence[str]) -> str:
+    more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+    return f"files that its rows and manifests name: {', '.join(missing[:_SHOWN])}{more}"
+
+
 class _Promote:
     """One promote or rollback, from step 1 on."""
 
@@ -266,6 +322,8 @@ class _Promote:
         self._events = _lacking_events(context, archive, archive.generation, generation)
 
     def run(self, force: bool) -> Archive:
+        if not force:
+            self._check_files()
         lacking = self._catch_up(force)  # step 1
         if lacking and not force:
             raise self._refusal(lacking)
@@ -292,6 +350,21 @@ class _Promote:
             raise
         replace_files(self._context, switched)  # step 6
         return switched
+
+    def _check_files(self) -> None:
+        """Raises ``InvalidError`` if files of the new generation are gone.
+
+        A restored catalog may list files that were dropped or replayed after its copy was made.
+        """
+        gone = _missing_files(self._context, self._archive, self._generation)
+        if gone:
+            name, number = self._archive.name, self._generation
+            raise InvalidError(
+                f"archive `{name}`: generation {number} lacks {_files(gone)}: restore them from a "
+                f"copy, or drop it with `tidelog archive drop {name} {number}`; --force makes it "
+                "the live one without them",
+                missing=gone,
+            )
 
     def _catch_up(self, force: bool) -> list[MissingRange]:
         """Steps 1 and 4. Returns what the new generation lacks after that."""

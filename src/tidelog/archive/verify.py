@@ -16,8 +16,9 @@ gaps.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -26,6 +27,8 @@ from tidelog.archive.account import Recount, check_before, check_head, read_befo
 from tidelog.archive.coverage import is_by_offset
 from tidelog.archive.read import ArchiveFiles
 from tidelog.archive.verify_checks import (
+    ArchiveVerifyOptions,
+    ArchiveVerifyReport,
     Offsets,
     Problem,
     RangeFiles,
@@ -39,6 +42,7 @@ from tidelog.archive.verify_checks import (
     check_replay,
     doubles_of,
     erased_left,
+    folder_problems,
     in_order,
     read_offsets,
     runs_of,
@@ -62,16 +66,16 @@ from tidelog.coordination.pipeline_rows import (
 )
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
 from tidelog.model import layout
-from tidelog.model.archive import Account, Archive, DateFolder, encode_success
+from tidelog.model.archive import Archive, DateFolder, encode_success
 from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress
 from tidelog.model.topic import decode_row
-from tidelog.pipeline.date_folders import DateFolders, FolderCounter, FolderFiles
+from tidelog.pipeline.date_folders import DateFolders, FolderCounter
+from tidelog.pipeline.special_ranges import forgotten_files
 from tidelog.store.base import Store
 
-__all__ = ["ArchiveVerifyOptions", "ArchiveVerifyReport", "verify_archive"]
+__all__ = ["ArchiveVerifyOptions", "ArchiveVerifyReport", "verify_archive", "verify_generations"]
 
 _AT_ONCE = 4  # files to read in parallel
-_PROBLEMS_MAX = 1_000  # kept of each list; all are counted
 _KEEP = "keep everything as it is, and report it"
 _MOVE_OUT = "move it out of the folder: readers that list the folder read it as events"
 _RESTORE_FIRST = (
@@ -82,50 +86,25 @@ _RESTORE_FIRST = (
 _NONE: Offsets = np.empty(0, np.int64)
 
 
-@dataclass
-class ArchiveVerifyOptions:
-    """What to check besides rows, manifests and the list of files."""
+def verify_generations(
+    context: Context, archive: Archive, how: ArchiveVerifyOptions
+) -> ArchiveVerifyReport:
+    """Verifies a generation, or all of them if ``how`` names none; the counts are the live one's.
 
-    generation: int | None = None
-    source: bool = False  # ask it how many events there were
-    deep: bool = False  # read every file
-    progress: Callable[[int], None] = lambda _: None  # called with the size of each finished file
-
-
-@dataclass
-class ArchiveVerifyReport:
-    """What was checked, and what was found."""
-
-    archive: str
-    generation: int
-    partitions: int = 0
-    ranges: int = 0
-    files: int = 0
-    bytes: int = 0
-    events: int = 0  # read from the source
-    written: int = 0
-    dead: int = 0  # now
-    dropped: int = 0
-    lost: int = 0  # gaps
-    accounts: list[Account] = field(default_factory=list)  # recounted, by source partition
-    problem_count: int = 0
-    problems: list[Problem] = field(default_factory=list)  # the first ones
-    notes: list[Problem] = field(default_factory=list)
-
-    @property
-    def is_clean(self) -> bool:
-        """Returns whether no problem was found."""
-        return not self.problem_count
-
-    def add(self, *problems: Problem) -> None:
-        """Counts problems, and keeps the first ones."""
-        self.problem_count += len(problems)
-        self.problems += problems[: max(0, _PROBLEMS_MAX - len(self.problems))]
-
-    def note(self, kind: str, where: str, what: str, do: str) -> None:
-        """Adds what is worth knowing and not a problem."""
-        if len(self.notes) < _PROBLEMS_MAX:
-            self.notes.append(Problem(kind, where, what, do))
+    Only the live one is compared with the source. One that is deleted meanwhile is left out.
+    """
+    report = verify_archive(context, archive, how)
+    if how.generation is not None:
+        return report
+    for number in sorted(archive.formats.keys() - {archive.generation}):
+        if archive.state_of(number) != "removing":
+            try:
+                other = replace(how, generation=number, source=False)
+                report.include(verify_archive(context, archive, other))
+            except NotFoundError:
+                if number in read_archive(context, archive.name).formats:
+                    raise
+    return report
 
 
 def verify_archive(
@@ -139,10 +118,11 @@ def verify_archive(
     for partition in known:
         look.partition(pipeline, partition)
     look.source(known)
-    look.strays()
+    both = (pipeline, replay_pipeline(pipeline))
+    look.strays(both)
     look.markers(pipeline)
     look.folders(pipeline)
-    for each in (pipeline, replay_pipeline(pipeline)):
+    for each in both:
         look.staged(each)
     now = read_archive(context, archive.name)
     if now.incarnation != archive.incarnation or look.tally.generation not in now.formats:
@@ -170,46 +150,6 @@ class _PartitionRows:
         head = read_progress(context, pipeline, partition)
         commits = list(read_commits(context, pipeline, partition))
         return cls(intent, head, commits, Manifests(context, pipeline, partition))
-
-
-def _remedy(context: Context, archive: Archive, generation: int) -> str:
-    """Returns what repairs damaged files and manifests of a generation without a copy."""
-    name = archive.name
-    if generation != archive.generation:
-        return f"remove this generation with `tidelog archive drop {name} {generation}`"
-    if not is_by_offset(context, archive):  # another generation can only be made of its files
-        return (
-            "create another archive of the source, and end this one with "
-            f"`tidelog archive delete {name}`"
-        )
-    return (
-        f"make all files again with `tidelog archive backfill {name}`, and go over to them with "
-        f"`tidelog archive promote {name}`; if the backfill fails as the damage is in its way, "
-        f"`tidelog archive backfill {name} --accept-loss` does without these files, and `tidelog "
-        f"archive promote {name} --force` accepts what the source no longer has"
-    )
-
-
-def _folder_problems(rows: dict[str, Row], files: dict[str, FolderFiles]) -> Iterator[Problem]:
-    """Yields the differences between rows of date folders and the files counted in them."""
-    counted = {
-        row.row: decode_row(row.value, DateFolder, f"row `{row.row}`")
-        for row in rows.values()
-        if row.row.startswith("folder/")
-    }
-    for name in sorted({*counted, *files}):
-        said, found = counted.get(name), files.get(name)
-        known = (said.files, said.events) if said else (0, 0)
-        now = (found.files, found.events) if found else (0, 0)
-        erased = found.erased if found else 0
-        # An erasure before or after the count: the row keeps what was counted.
-        if known[0] != now[0] or not now[1] <= known[1] <= now[1] + erased:
-            folder = said.folder if said else found.folder if found else name
-            what = (
-                f"its row says {known[0]} files with {known[1]} events, and manifests name "
-                f"{now[0]} with {now[1]}"
-            )
-            yield Problem("folder", folder, what, _KEEP)
 
 
 def _size_of(work: RangeFiles) -> int:
@@ -346,12 +286,17 @@ class _VerifyLook:
             for each in self._source.notes(partitions):
                 self.tally.note(each.kind, each.where, each.what, each.do)
 
-    def strays(self) -> None:
+    def strays(self, pipelines: tuple[str, ...]) -> None:
         """Reports files that no manifest names; names that begin with ``_`` are not data."""
         folder = f"{self._archive.folder(self.tally.generation)}/"
         is_unknown = self._unread or any(each.kind == "rows" for each in self.tally.problems)
-        for key in sorted(self._sizes.keys() - self._named - self._coming):
-            if key.startswith(folder):
+        unnamed = sorted(self._sizes.keys() - self._named - self._coming)
+        forgotten = self._forgotten(pipelines) if unnamed else {}
+        for key in unnamed:
+            if key in forgotten:
+                what = f"the catalog does not know its range, {self._sizes[key]} bytes"
+                self.tally.note("forgotten", key, what, f"nothing: {forgotten[key]} sets it aside")
+            elif key.startswith(folder):
                 parts = key.removeprefix(folder).split("/")
                 if not any(part.startswith("_") for part in parts):
                     what = f"no manifest names it, {self._sizes[key]} bytes"
@@ -360,6 +305,23 @@ class _VerifyLook:
             elif key.rpartition("/")[2].startswith(f"{self.tally.generation}_"):
                 what = f"no manifest names it, {self._sizes[key]} bytes, beside dead letters"
                 self.tally.note("stray", key, what, "delete it, if it is of no use to you")
+
+    def _forgotten(self, pipelines: tuple[str, ...]) -> dict[str, str]:
+        """Returns files of ranges that a restored catalog lost, and which command sets them aside.
+
+        None of an archive that ended: no driver comes.
+        """
+        if self._archive.ended is not None:
+            return {}
+        name, found = self._archive.name, {}
+        commands = (f"archive run {name}", f"archive dead {name} --replay")
+        for pipeline, command in zip(pipelines, commands, strict=True):
+            for file in forgotten_files(self.context, pipeline):
+                if self._sizes.get(file.target) == file.size:
+                    found[file.target] = f"the next `tidelog {command}`"
+        if self.tally.generation in self._archive.in_state("kept"):
+            found = {key: f"{each} after a rollback to it" for key, each in found.items()}
+        return found
 
     def markers(self, pipeline: str) -> None:
         """Compares the markers of final folders with their rows, which they follow from."""
@@ -371,6 +333,22 @@ class _VerifyLook:
             problem = None if now is None else self._marker_problem(now)
             if problem is not None:
                 self.tally.add(problem)
+        self._check_unknown_markers(where)
+
+    def _check_unknown_markers(self, where: str) -> None:
+        """Reports markers without a row in folders without files: no finalize deletes them."""
+        root = f"{self._archive.folder(self.tally.generation)}/"
+        ends = layout.success("")
+        marked = {key for key in self._sizes if key.startswith(root) and key.endswith(ends)}
+        files = self._sizes.keys() - marked
+        used = {above for key in files for above in accumulate(key.split("/"), "{}/{}".format)}
+        left = {key for key in marked if key.removesuffix(ends) not in used}
+        rows = self.context.catalog.scan(where, "folder/", "folder0") if left else ()
+        known = {decode_row(row.value, DateFolder, f"row `{row.row}`").folder for row in rows}
+        for key in sorted(left):
+            if key.removeprefix(root).removesuffix(ends) not in known:
+                what = "says that its folder is complete, which has no files and no row"
+                self.tally.add(Problem("marker", key, what, "delete it"))
 
     def _marker_problem(self, row: Row) -> Problem | None:
         folder = decode_row(row.value, DateFolder, f"row `{row.row}`")
@@ -397,7 +375,7 @@ class _VerifyLook:
 
         def read() -> list[Problem] | None:
             rows = self._folder_rows(pipeline)
-            problems = list(_folder_problems(rows, counter.recount())) if rows else []
+            problems = list(folder_problems(rows, counter.recount())) if rows else []
             is_stable = not problems or rows == self._folder_rows(pipeline)
             return problems if is_stable else None  # a finalize changed the rows meanwhile
 
@@ -598,3 +576,21 @@ class _VerifyLook:
                 with contextlib.suppress(NotFoundError, CorruptError):
                     for part in load_manifest(self.context.store, key).parts:
                         yield from part.files
+
+
+def _remedy(context: Context, archive: Archive, generation: int) -> str:
+    """Returns what repairs damaged files and manifests of a generation without a copy."""
+    name = archive.name
+    if generation != archive.generation:
+        return f"remove this generation with `tidelog archive drop {name} {generation}`"
+    if not is_by_offset(context, archive):  # another generation can only be made of its files
+        return (
+            "create another archive of the source, and end this one with "
+            f"`tidelog archive delete {name}`"
+        )
+    return (
+        f"make all files again with `tidelog archive backfill {name}`, and go over to them with "
+        f"`tidelog archive promote {name}`; if the backfill fails as the damage is in its way, "
+        f"`tidelog archive backfill {name} --accept-loss` does without these files, and `tidelog "
+        f"archive promote {name} --force` accepts what the source no longer has"
+    )

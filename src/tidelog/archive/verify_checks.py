@@ -1,4 +1,6 @@
-"""The checks of an archive's verification: rows, manifests, the source, and the files of a range.
+"""The checks of an archive's verification, and its report.
+
+They check rows, manifests, the source, and the files of a range.
 
 Each check yields the problems it finds: what is wrong, where, and what to do about it. Only
 :func:`check_range` reads files, and it needs only their store: tasks run it ahead. It reports what
@@ -16,7 +18,7 @@ and a partition that has ended, as a person accepted, is another one there. Neit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import msgspec
@@ -24,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidelog.archive.read import ArchiveFiles
+from tidelog.catalog.base import Row
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.archive.staging import is_published
 from tidelog.connectors.by_url import source_at
@@ -31,8 +34,10 @@ from tidelog.connectors.source import Bounds, SkippingSource, SourcePartition, b
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import ReplayedRange, read_progress
 from tidelog.errors import CorruptError, NotFoundError, TidelogError, unexpected
-from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.model.archive import Account, Archive, ArchiveFormat, DateFolder
 from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
+from tidelog.model.topic import decode_row
+from tidelog.pipeline.date_folders import FolderFiles
 from tidelog.pipeline.failures import source_is_behind
 from tidelog.pipeline.source_partitions import track
 from tidelog.pipeline.special_ranges import late_spans
@@ -40,6 +45,8 @@ from tidelog.store import shared_store
 from tidelog.store.base import Store
 
 __all__ = [
+    "ArchiveVerifyOptions",
+    "ArchiveVerifyReport",
     "Offsets",
     "Problem",
     "RangeFiles",
@@ -53,12 +60,14 @@ __all__ = [
     "check_replay",
     "doubles_of",
     "erased_left",
+    "folder_problems",
     "in_order",
     "read_offsets",
     "runs_of",
 ]
 
 
+_PROBLEMS_MAX = 1_000  # kept of each list; all are counted
 _KEEP = "keep everything as it is, and report it: no crash leaves this"
 _MOVE = "move it out of the archive's folder, and keep it: the next driver publishes the range"
 _STAGED = "restore it from a copy of the store: no driver can finish its range without it"
@@ -73,6 +82,62 @@ class Problem:
     where: str  # a source partition or a file
     what: str
     do: str
+
+
+@dataclass
+class ArchiveVerifyOptions:
+    """What to check besides rows, manifests and the list of files."""
+
+    generation: int | None = None
+    source: bool = False  # ask it how many events there were
+    deep: bool = False  # read every file
+    progress: Callable[[int], None] = lambda _: None  # called with the size of each finished file
+
+
+@dataclass
+class ArchiveVerifyReport:
+    """What was checked, and what was found."""
+
+    archive: str
+    generation: int
+    partitions: int = 0
+    ranges: int = 0
+    files: int = 0
+    bytes: int = 0
+    events: int = 0  # read from the source
+    written: int = 0
+    dead: int = 0  # now
+    dropped: int = 0
+    lost: int = 0  # gaps
+    accounts: list[Account] = field(default_factory=list)  # recounted, by source partition
+    problem_count: int = 0
+    problems: list[Problem] = field(default_factory=list)  # the first ones
+    notes: list[Problem] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)  # generations that were checked too
+
+    @property
+    def is_clean(self) -> bool:
+        """Returns whether no problem was found."""
+        return not self.problem_count
+
+    def add(self, *problems: Problem) -> None:
+        """Counts problems, and keeps the first ones."""
+        self.problem_count += len(problems)
+        self.problems += problems[: max(0, _PROBLEMS_MAX - len(self.problems))]
+
+    def include(self, other: ArchiveVerifyReport) -> None:
+        """Adds what was found in another generation, but not its counts."""
+        self.others.append(other.generation)
+        prefix = f"generation {other.generation}: "
+        self.problem_count += other.problem_count - len(other.problems)
+        self.add(*(replace(each, where=prefix + each.where) for each in other.problems))
+        for each in other.notes:
+            self.note(each.kind, prefix + each.where, each.what, each.do)
+
+    def note(self, kind: str, where: str, what: str, do: str) -> None:
+        """Adds what is worth knowing and not a problem."""
+        if len(self.notes) < _PROBLEMS_MAX:
+            self.notes.append(Problem(kind, where, what, do))
 
 
 def check_commits(
@@ -401,6 +466,28 @@ class SourceCheck:
         if source_is_behind(head, held, self._source):
             return False
         return self._source.before(held.end, head.position)
+
+
+def folder_problems(rows: dict[str, Row], files: dict[str, FolderFiles]) -> Iterator[Problem]:
+    """Yields the differences between rows of date folders and the files counted in them."""
+    counted = {
+        row.row: decode_row(row.value, DateFolder, f"row `{row.row}`")
+        for row in rows.values()
+        if row.row.startswith("folder/")
+    }
+    for name in sorted({*counted, *files}):
+        said, found = counted.get(name), files.get(name)
+        known = (said.files, said.events) if said else (0, 0)
+        now = (found.files, found.events) if found else (0, 0)
+        erased = found.erased if found else 0
+        # An erasure before or after the count: the row keeps what was counted.
+        if known[0] != now[0] or not now[1] <= known[1] <= now[1] + erased:
+            folder = said.folder if said else found.folder if found else name
+            what = (
+                f"its row says {known[0]} files with {known[1]} events, and manifests name "
+                f"{now[0]} with {now[1]}"
+            )
+            yield Problem("folder", folder, what, _KEEP)
 
 
 Offsets = npt.NDArray[np.int64]

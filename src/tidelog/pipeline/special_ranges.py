@@ -32,8 +32,8 @@ range is decided:
    ``aside/<manifest>`` for each range, which never changes,
    and new ``names`` in the head, which become part of every
    later file name.                                           → crash: the next driver does 3
-3. Set date folders of these files that have a ``_SUCCESS``
-   to ``reopening``, for the next finalize.                   → crash: the same
+3. Set folders of these files that have a ``_SUCCESS``, also
+   by another layout, to ``reopening``, for the next finalize. → crash: the same
 4. Copy each file below ``_aside`` of the archive's folder,
    create-only.                                               → crash: two copies, one of them
                                                                 where no reader lists
@@ -71,6 +71,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -96,6 +97,7 @@ from tidelog.coordination.commits import load_manifest, read_commit_rows, read_m
 from tidelog.coordination.pipeline_rows import (
     generation_pipeline,
     read_partitions,
+    read_progress,
     replay_pipeline,
 )
 from tidelog.errors import CorruptError, NotFoundError
@@ -122,6 +124,7 @@ __all__ = [
     "SettingAside",
     "committed_manifests",
     "decisions",
+    "forgotten_files",
     "late_head",
     "late_manifests",
     "late_spans",
@@ -431,17 +434,19 @@ class SettingAside(NamedTuple):
         return not known.issuperset(keys)
 
     def _spans(self, files: Iterable[FileEntry]) -> list[Span]:
-        """Returns the dated folders of files."""
+        """Returns the folders of files that may have a marker.
+
+        A generation that the catalog lost may have had another layout than the one that has its
+        number now. So folders that this one does not date are among them, without times.
+        """
         folders = DateFolders(self.sink.layout())
-        return sorted(
-            {
-                span
-                for file in files
-                if file.kind == "data"
-                for span in folders.spans(self.sink.folder(file), file.path_ms)
-            },
-            key=lambda span: span.folder,
-        )
+        found: dict[str, Span] = {}
+        for file in (each for each in files if each.kind == "data"):
+            folder = self.sink.folder(file)
+            for name in accumulate(folder.split("/"), "{}/{}".format) if folder else ():
+                found.setdefault(name, Span(name, 0, 0))
+            found |= {span.folder: span for span in folders.spans(folder, file.path_ms)}
+        return [found[name] for name in sorted(found)]
 
     def _rows(self) -> Iterator[Row]:
         where = layout.pipeline_partition(self.pipeline, self.partition)
@@ -477,6 +482,25 @@ def decisions(found: Iterable[ForgottenRange]) -> Iterator[list[Put]]:
     rows = [each.row() for each in found if not each.is_decided]
     for first in range(0, len(rows), limits.CHANGES_MAX - 1):
         yield rows[first : first + limits.CHANGES_MAX - 1]
+
+
+def forgotten_files(context: Context, pipeline: str) -> Iterator[FileEntry]:
+    """Yields the files of ranges that a restored catalog lost; a driver will set them aside."""
+    heads: dict[str, Progress | None] = {}
+    known: dict[str, set[str]] = {}
+    for info in context.store.list(layout.manifests(pipeline)):
+        found = _read(context, info.key)
+        if found is None:
+            continue
+        partition = found.parts[0].partition
+        if partition not in heads:
+            heads[partition] = read_progress(context, pipeline, partition)
+            known[partition] = committed_manifests(context, pipeline, partition)
+        head = heads[partition] or Progress("", 0, 0)
+        is_late = int(info.key.split("/")[-2]) >= head.looked
+        if is_late and info.key not in known[partition]:
+            for _, manifest in _lost_manifests(context, [info.key], head):
+                yield from manifest.files
 
 
 def committed_manifests(context: Context, pipeline: str, partition: str) -> set[str]:

@@ -127,7 +127,9 @@ def cat(home_text: str | None, output: Output, /, name: str | None, **given: Any
 
 @click.command()
 @click.argument("name")
-@_generation
+@click.option(
+    "--generation", type=int, metavar="N", help="The generation to check. [default: all of them]"
+)
 @click.option("--source", is_flag=True, help="Compare with the number of events in the source.")
 @click.option(
     "--deep", is_flag=True, help="Read every file and check its checksum, rows and offsets."
@@ -138,6 +140,8 @@ def cat(home_text: str | None, output: Output, /, name: str | None, **given: Any
 def verify(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
     """Check rows, manifests and files of an archive against each other.
 
+    Checks all generations, and prints the counts of the live one. --source is for the live one, or
+    for the one that you name.
     Changes nothing, and may run beside a driver. Ends with exit code 1 when there is a problem.
 
     \b
@@ -151,7 +155,9 @@ def verify(home_text: str | None, output: Output, /, name: str, **given: Any) ->
         archive.info.format_of(given["generation"])
 
         def total() -> int:
-            return archive.stored_bytes(given["generation"])
+            chosen = given["generation"]
+            every = archive.info.formats if chosen is None else [chosen]
+            return sum(archive.stored_bytes(each) for each in every)
 
         with progress_bar(f"verify {name}", total) as advance:
             found = archive.verify(
