@@ -361,7 +361,7 @@ class ObjectSearch:
         data = self.get(store, info)
         if data is None:
             return
-        if any(map(self._sought.is_in, names_of(info.key))):
+        if any(map(self._sought.is_quoted_in, names_of(info.key))):
             self.add(info.key, f"has one of them in its name: {why}", do)
         self.loose(info.key, data, why, do)
 
