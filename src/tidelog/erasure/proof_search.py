@@ -405,7 +405,7 @@ class _ProofSearch(ObjectSearch):
         self._manifests.note(archive, generation, self._living)
         for table, what in stale_entries(self._context, archive, generation):
             self.add(f"table {table}", what, remedies.TABLE.replace("{archive}", archive.name))
-        self._owner(store, archive)
+        self.count_mark(store, archive)
         self._strays(store, archive, generation)
         self.staged(store, [f"{archive.dead}/"])
 
@@ -560,16 +560,6 @@ class _ProofSearch(ObjectSearch):
             for trace in inner.proof.traces:
                 self.add(trace.object, f"{name}: {trace.what}", trace.do)
         self.proof.out_of_reach += found.outside
-
-    def _owner(self, store: Store, archive: Archive) -> None:
-        """Counts an archive's mark if it is as written: it contains no event.
-
-        Otherwise its empty or short texts would match an equal id or key.
-        """
-        key = (store.url, archive.owner)
-        with contextlib.suppress(NotFoundError):
-            if key not in self._seen and store.get(archive.owner) == archive.owner_content:
-                self.count(key, len(archive.owner_content))
 
     def _under_way(self, archive: Archive, pipeline: str, partition: str, gone: list[int]) -> None:
         """Reports ranges that may have been read before the delete; call before the commits."""
