@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 import tidelog as library
 from tests.support.archive_look import an_archive, drive
@@ -149,6 +152,47 @@ def test_a_scribe_goes_on_past_a_damaged_archive(tidelog: Run) -> None:
     with library.open() as home:
         assert find_event(home.context, archives[1], "t/0", 4).status == "erased"
         assert stray not in {info.key for info in home.store.list("staging/")}
+
+
+@pytest.mark.parametrize("how", ["compact", "append"])
+def test_remedy_for_a_table_that_another_program_wrote_to_ends_the_trace(
+    tidelog: Run, tmp_path: Path, how: str
+) -> None:
+    """Follows what the proof prints, word by word."""
+    assert tidelog("topic", "create", "t", "--partitions", "1").code == 0
+    create = ("archive", "create", "daily", "--source", "topic:t", "--parser", "json:at")
+    assert tidelog(*create, "--schema", "at long").code == 0
+    for number in range(3):
+        with library.open() as home:
+            events = [(b"ann", f"gone-{number}"), (b"bob", f"kept-{number}")]
+            value = b'{"at": 1794700800}'
+            home.append("t", [Event(value, key=key, id=each) for key, each in events])
+        assert tidelog("archive", "run", "daily", "--no-spark").code == 0
+        assert tidelog("archive", "register", "daily", "--as", "delta").code == 0
+    (folder,) = (each.parent for each in tmp_path.rglob("_delta_log"))
+    objects = folder.parents[2]
+    table = DeltaTable(str(folder))
+    if how == "compact":
+        table.optimize.compact()
+        table.create_checkpoint()
+    else:
+        write_deltalake(str(folder), table.to_pyarrow_table().slice(0, 1), mode="append")
+    done = tidelog("delete", "t", "--key", "ann", "--prove", "--yes", "--json")
+    assert done.code == 1
+    (trace,) = done.rows()[-1]["traces"]
+    steps = re.fullmatch(
+        r"delete the folder `([^`]+)`, then run `tidelog ([^`]+)`, which makes the table again of "
+        r"the archive's own files, then delete this file; .*",
+        trace["do"],
+    )
+    assert steps is not None, trace
+    shutil.rmtree(objects / steps[1])
+    assert tidelog(*steps[2].split()).code == 0
+    (objects / trace["object"]).unlink()
+    assert tidelog("verify", "t", "--erased-key", "ann").code == 0
+    rows = DeltaTable(str(folder)).to_pyarrow_table()
+    assert sorted(rows.column("id").to_pylist()) == ["kept-0", "kept-1", "kept-2"]
+    assert tidelog("archive", "verify", "daily").code == 0
 
 
 def test_files_that_cannot_be_searched_are_named_and_fail_the_delete(

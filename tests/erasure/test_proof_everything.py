@@ -7,8 +7,10 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.archive_look import FIRST_S, a_home, an_archive, drive
@@ -170,8 +172,76 @@ def test_object_that_nothing_explains_is_searched(home: Home) -> None:
     assert prove(home, "id-0-ann") == []
     home.store.put("export/copy.json", b'{"id": "id-0-ann"}')
     home.store.put("export/id-0-ann.txt", b"x")
+    home.store.put("export/of_id-0-ann_2.txt", b"x")
     found = {trace.object for trace in prove(home, "id-0-ann")}
-    assert found == {"export/copy.json", "export/id-0-ann.txt"}
+    names = {"export/id-0-ann.txt", "export/of_id-0-ann_2.txt"}
+    assert found == {"export/copy.json", *names}
+
+
+QUOTE = "user/id-0-ann"
+SENTENCE = f"GET /{QUOTE} was sent"
+FOREIGN = {  # with the id in a longer text
+    "sentence.json": json.dumps({"note": SENTENCE}).encode(),
+    "lines.jsonl": json.dumps({"m": SENTENCE}).encode() + b'\n{"m": "x"}\n',
+    "name.json": json.dumps({f"of {QUOTE}": 1}).encode(),
+    "slash.json": b'{"id": "user\\/id-0-ann"}',
+    "number.json": b'{"id": "user/\\u0069d-0-ann"}',
+    "signs.json": json.dumps({"note": f"first line\n{QUOTE}"}).encode(),
+    "nested.json": json.dumps({"p": json.dumps({"q": json.dumps({"id": QUOTE})})}).encode(),
+    "nested.log": b"INFO " + json.dumps(json.dumps({"id": "user/\u00e4 id-0-ann"})).encode(),
+    "not-a-number.json": b'{"n": NaN, "id": "user/\\u0069d-0-ann"}',
+    "underscores.txt": b"a_id-0-ann_b\n",
+    "address.txt": b"/user%2Fid-0-ann\n",
+    "words.json.gz": gzip.compress(json.dumps({"note": SENTENCE}).encode()),
+}
+
+
+@pytest.mark.parametrize("folder", ["export", "archives/daily", "archives/daily/g1/t"])
+def test_id_in_a_longer_text_of_a_file_of_others_is_found(home: Home, folder: str) -> None:
+    drive(home, an_archive(home, parser="json:at"))
+    home.delete("t", ["id-0-ann"])
+    purge_once(home.context, home.topic("t"), grace_ms=0)
+    texts = {"note": [SENTENCE, "x"], "list": [[json.dumps({"id": SENTENCE})], []]}
+    for number, (name, values) in enumerate(texts.items()):
+        home.store.put(f"{folder}/{number}.parquet", a_table({name: values}))
+    for name, data in FOREIGN.items():
+        home.store.put(f"{folder}/{name}", data)
+    found = {each.object for each in prove(home, "id-0-ann") if "holds 1 of them" in each.what}
+    assert found == {f"{folder}/{name}" for name in (*FOREIGN, "0.parquet", "1.parquet")}
+
+
+def test_id_is_not_found_in_other_words_of_files_of_others(home: Home) -> None:
+    others = ["id-0-anna", "grid-0-ann", "re-id-0-ann", "id-0-ann-2", "www.id-0-ann"]
+    home.store.put("export/words.json", json.dumps({each: [each] for each in others}).encode())
+    home.store.put("export/words.txt", " ".join(others).encode())
+    home.store.put("export/counts.json", b'{"n": [17, 1], "on": "2026-01-17", "of": "17 a"}')
+    home.append("t", [Event(b"{}", id=each) for each in ("17", "a")])
+    for each in ("id-0-ann", "17", "a"):
+        home.delete("t", [each])
+    purge_once(home.context, home.topic("t"), grace_ms=0)
+    assert [prove(home, each) for each in ("id-0-ann", "17", "a")] == [[], [], []]
+    home.store.put("export/exact.json", json.dumps({"p": json.dumps({"id": "17"})}).encode())
+    home.store.put("export/columns.parquet", a_table({"n": ["17"], "m": [4711]}))
+    home.append("t", [Event(b"{}", id="4711")])
+    home.delete("t", ["4711"])
+    purge_once(home.context, home.topic("t"), grace_ms=0)
+    found = {each.object for each in prove(home, "17")}
+    assert found == {"export/exact.json", "export/columns.parquet"}
+    assert [each.object for each in prove(home, "4711")] == ["export/columns.parquet"]
+
+
+def test_text_with_too_many_escapes_in_each_other_cannot_be_searched(home: Home) -> None:
+    home.delete("t", ["id-0-ann"])
+    purge_once(home.context, home.topic("t"), grace_ms=0)
+    home.store.put("export/deep.txt", b"\\" * 5_000)
+    (trace,) = prove(home, "id-0-ann")
+    assert trace.what.startswith("cannot be searched")
+
+
+def a_table(columns: dict[str, list[Any]]) -> bytes:
+    written = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), written)
+    return bytes(written.getvalue().to_pybytes())
 
 
 def a_file(home: Home, format: str, codec: str, **settings: object) -> bytes:

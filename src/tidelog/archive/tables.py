@@ -92,6 +92,7 @@ __all__ = [
     "correct_entries",
     "forget_files",
     "forget_table",
+    "is_in_delta_table",
     "open_table",
     "register",
     "register_table",
@@ -356,6 +357,20 @@ def stale_entries(context: Context, archive: Archive, generation: int) -> Iterat
             stale = open_table(context, _with_generation(archive, generation), name).stale(changed)
         yield from ((name, f"cannot be read: {error}") for error in errors)
         yield from ((name, f"lists `{path}` as it was before the erasure") for path in stale)
+
+
+def is_in_delta_table(context: Context, archive: Archive, generation: int, key: str) -> bool:
+    """Returns whether a registered Delta table lists a file; False if it cannot be read.
+
+    Another program may have written to the table: it lists what that has made of our files.
+    """
+    if "delta" not in read_archive(context, archive.name).tables:
+        return False
+    view, listed = _with_generation(archive, generation), list[str]()
+    with contained("table `delta`", lambda _: None):
+        path = key.removeprefix(f"{archive.folder(generation)}/")
+        listed = open_table(context, view, "delta").lists([path])
+    return bool(listed)
 
 
 def _table_files(context: Context, archive: Archive) -> Iterator[TableFile]:

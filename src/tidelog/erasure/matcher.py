@@ -1,6 +1,8 @@
 """Recognizes erased events in files and paths, and removes their ids from what the catalog shows.
 
-A folder may be named by a field of the events in it, so the names in paths count too.
+A folder may be named by a field of the events in it, so the names in paths count too. In our own
+files and metadata a value must be equal to an id or key. Files of others may have one in a longer
+text, so these are searched for words.
 
 **Redaction** removes erased ids and keys from reasons and errors that the catalog shows to people.
 People write the reasons in audits, and audits stay. A record has hashes of ids and keys, but its
@@ -30,7 +32,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 import msgspec
 import pyarrow as pa
@@ -80,6 +82,10 @@ __all__ = [
 
 _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 _KINDS = {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}
+_FEW = 4  # fewer characters are a word of many texts that mean something else
+_ESCAPED_MAX = 10
+_ESCAPES = re.compile(rb"(?:\\u[0-9a-fA-F]{4})+|\\(.)", re.DOTALL)
+_SIGNS = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\b", b"f": b"\f"}
 _OF_EVENT = {"topic", "partition", "offset", "id", "key", "value"}  # in a line that is an event
 _parse_json = msgspec.json.Decoder().decode
 
@@ -125,11 +131,23 @@ class EventMatcher:
         return [name for name, wanted in sought if wanted and own_column(batch, name) is None]
 
     def in_values(self, batch: pa.RecordBatch) -> int:
-        """Returns how many rows hold one of them in any column, at any depth, or in JSON there.
+        """Returns how many rows hold one of them in any column, at any depth, or in text there.
 
-        For files without our columns: metadata of tables, and files of others.
+        For files without our columns, such as files of others.
         """
-        return sum(map(self.is_in, plain_rows(batch, lambda count, _: count)))
+        return sum(map(self.is_quoted_in, plain_rows(batch, lambda count, _: count)))
+
+    def is_quoted_in(self, value: Any) -> bool:
+        """Returns whether a value of others is one of them, or has one in a text at any depth."""
+        return any(map(self._is_quote, _leaves(value)))
+
+    def _is_quote(self, value: Any) -> bool:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return len(str(value)) >= _FEW and str(value) in self.deletions.by_id
+        if not isinstance(value, str | bytes):
+            return False
+        text = value.encode() if isinstance(value, str) else _plain(value)
+        return self._is_one(value) or self._is_in_texts(text, short=False)
 
     def is_in(self, value: Any) -> bool:
         """Returns whether a value is one of them, or holds one at any depth, or in JSON there."""
@@ -185,25 +203,54 @@ class EventMatcher:
         return any(self._is_written(msgspec.json.encode(list(line.values()))) for line in lines)
 
     def in_any_text(self, data: bytes) -> bool:
-        """Returns the same or, for text that is not JSON, whether it has one of them as a word."""
-        return self.in_text(data) or (not _is_json(_plain(data)) and self._is_word(_plain(data)))
+        """Returns the same or, for text that is not lines of events, whether it has one as a word.
 
-    def _is_word(self, text: bytes) -> bool:
-        words = {*map(str.encode, self.deletions.by_id), *self.deletions.by_key} - {b""}
-        forms = b"|".join(map(re.escape, words))
-        return (
-            bool(words) and re.search(rb"(?<![\w.-])(?:" + forms + rb")(?![\w-])", text) is not None
+        Escapes of JSON and of addresses are decoded, as often as texts are in texts. Ids of few
+        characters are words of many JSON documents, so there they count only as JSON writes them.
+        Raises ``InvalidError`` if a text has too many escapes in each other.
+        """
+        content = _plain(data)
+        if is_event_lines(data):
+            return self.in_text(data)
+        return self._is_in_texts(content, short=not _is_json(content))
+
+    def _is_in_texts(self, text: bytes, *, short: bool) -> bool:
+        """Returns whether a text, or what its escapes mean, has one; ``short`` ones as words."""
+        patterns = [self._words[0], *([self._words[1]] if short else [])]
+        return any(
+            self._is_written(each) or any(words.search(each) for words in patterns if words)
+            for each in _unescaped(text)
         )
 
     def _is_written(self, text: bytes) -> bool:
         return any(form in text for form in self._json_forms)
 
     @cached_property
-    def _json_forms(self) -> frozenset[bytes]:
-        """Returns all ways in which JSON may write one of them."""
+    def _words(self) -> tuple[re.Pattern[bytes] | None, re.Pattern[bytes] | None]:
+        """Returns the patterns of those that are long, and of short ones; None if there is none.
+
+        A long one may have ``_`` next to it.
+        """
+        words = {each.encode() for each in self._texts} - {b""}
+        long = [re.escape(each) for each in words if len(each) >= _FEW]
+        short = [re.escape(each) for each in words if len(each) < _FEW]
+        begin, end = rb"(?<![^\W_])(?<![.-])(?:", rb")(?![^\W_])(?!-)"
+        return (
+            re.compile(begin + b"|".join(long) + end) if long else None,
+            re.compile(rb"(?<![\w.-])(?:" + b"|".join(short) + rb")(?![\w-])") if short else None,
+        )
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        """Returns all of them as texts; keys that are none in base64, as JSON has them."""
         keys = self.deletions.by_key
         texts = [*self.deletions.by_id, *(key.decode() for key in keys if is_text(key))]
-        texts += [base64.b64encode(key).decode() for key in keys if not is_text(key)]
+        return texts + [base64.b64encode(key).decode() for key in keys if not is_text(key)]
+
+    @cached_property
+    def _json_forms(self) -> frozenset[bytes]:
+        """Returns all ways in which JSON may write one of them."""
+        texts = self._texts
         forms = {json.dumps(text, ensure_ascii=plain) for text in texts for plain in (True, False)}
         return frozenset(map(str.encode, forms)) | frozenset(map(msgspec.json.encode, texts))
 
@@ -282,6 +329,29 @@ def _is_json(text: bytes) -> bool:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
     return False
+
+
+def _unescaped(text: bytes) -> Iterator[bytes]:
+    """Yields a text, what its escapes of JSON mean, what those in that mean, and so on.
+
+    Yields each also without the escapes of addresses. Raises ``InvalidError`` if there is no end.
+    """
+    for _ in range(_ESCAPED_MAX):
+        yield text
+        if b"%" in text:
+            yield unquote_to_bytes(text)
+        text, before = _ESCAPES.sub(_meant, text), text
+        if text == before:
+            return
+    raise InvalidError(f"a text has more than {_ESCAPED_MAX} escapes in each other")
+
+
+def _meant(escape: re.Match[bytes]) -> bytes:
+    """Returns what an escape of JSON means; the sign after the backslash if it is none."""
+    if escape[1] is None:  # numbers of characters; of some, two make one
+        text: str = json.loads(b'"' + escape[0] + b'"')
+        return text.encode("utf-8", "surrogatepass")
+    return _SIGNS.get(escape[1], escape[1])
 
 
 def _leaves(value: Any) -> Iterator[Any]:

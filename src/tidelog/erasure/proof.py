@@ -15,6 +15,7 @@ clean only if all of it was decoded.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field
@@ -53,6 +54,7 @@ from tidelog.erasure.metadata_objects import event_values
 from tidelog.erasure.proof_places import places_of_files, stagings_of_others
 from tidelog.erasure.proof_scope import ProofScope
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.model.archive import Archive
 from tidelog.model.decoding import decode_json
 from tidelog.model.event import to_iso
 from tidelog.store.base import ObjectInfo, Store
@@ -361,7 +363,7 @@ class ObjectSearch:
         data = self.get(store, info)
         if data is None:
             return
-        if any(map(self._sought.is_in, names_of(info.key))):
+        if any(map(self._sought.is_quoted_in, names_of(info.key))):
             self.add(info.key, f"has one of them in its name: {why}", do)
         self.loose(info.key, data, why, do)
 
@@ -429,6 +431,16 @@ class ObjectSearch:
         self._place.bytes += size
         if not is_told:
             self._progress(size)
+
+    def count_mark(self, store: Store, archive: Archive) -> None:
+        """Counts an archive's mark if it is as written: it contains no event.
+
+        Otherwise its empty or short texts would match an equal id or key.
+        """
+        key = (store.url, archive.owner)
+        with contextlib.suppress(NotFoundError):
+            if key not in self._seen and store.get(archive.owner) == archive.owner_content:
+                self.count(key, len(archive.owner_content))
 
     def add(self, key: str, what: str, do: str, archive: str = "") -> None:
         """Notes that something is left; ``archive`` is the one whose file it is, if known."""

@@ -33,6 +33,7 @@ __all__ = [
     "UNSEEN",
     "UPLOAD",
     "VALUE",
+    "in_delta_table",
     "remedy_of",
     "why_loose",
 ]
@@ -113,6 +114,15 @@ def why_loose(key: str) -> str:
     if key.startswith("staging/"):
         return "it is staged"
     return "it was set aside after a restore" if "/_aside/" in key else "no commit names it"
+
+
+def in_delta_table(archive: str, folder: str) -> str:
+    """Returns what to do about a file that another program has written to an archive's table."""
+    return (
+        f"delete the folder `{folder}{DELTA.strip('/')}`, then run `tidelog archive register "
+        f"{archive} --as delta`, which makes the table again of the archive's own files, then "
+        "delete this file; what that program has added to the table is lost with it"
+    )
 
 
 def remedy_of(key: str) -> str:

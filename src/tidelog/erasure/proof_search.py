@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from tidelog.archive.archive import removed_archives
 from tidelog.archive.read import ArchiveFiles, is_changing
-from tidelog.archive.tables import stale_entries
+from tidelog.archive.tables import is_in_delta_table, stale_entries
 from tidelog.catalog.base import clear_deleted_rows
 from tidelog.catalog.update import read_if_stable
 from tidelog.connectors.by_url import folders_of, store_at
@@ -45,6 +45,7 @@ from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.aside_files import AsideFiles, aside_origins
 from tidelog.erasure.matcher import (
     EventMatcher,
+    has_columns,
     names_of,
     own_column,
     quoting_rows,
@@ -405,24 +406,28 @@ class _ProofSearch(ObjectSearch):
         self._manifests.note(archive, generation, self._living)
         for table, what in stale_entries(self._context, archive, generation):
             self.add(f"table {table}", what, remedies.TABLE.replace("{archive}", archive.name))
-        self._owner(store, archive)
-        self._strays(store, f"{archive.folder(generation)}/")
+        self.count_mark(store, archive)
+        self._strays(store, archive, generation)
         self.staged(store, [f"{archive.dead}/"])
 
-    def _strays(self, store: Store, folder: str) -> None:
+    def _strays(self, store: Store, archive: Archive, generation: int) -> None:
         """Searches objects of a generation's folder that no commit names, with their names."""
+        folder = f"{archive.folder(generation)}/"
         for info in store.list(folder):
             data = self.get(store, info)
             if data is None:
                 continue
-            below, _, name = info.key.removeprefix(folder).rpartition("/")
-            names = (*folder_values(below, self._living), *names_of(name))
-            if event_values(info.key, data, ()) is None and any(map(self._sought.is_in, names)):
-                why = remedies.why_loose(info.key)
-                self.add(
-                    info.key, f"has one of them in its name: {why}", remedies.remedy_of(info.key)
-                )
-            self.loose(info.key, data, remedies.why_loose(info.key))
+            why, do = remedies.why_loose(info.key), remedies.remedy_of(info.key)
+            if event_values(info.key, data, ()) is None:
+                below, _, name = info.key.removeprefix(folder).rpartition("/")
+                is_named = any(map(self._sought.is_in, folder_values(below, self._living)))
+                if is_named or any(map(self._sought.is_quoted_in, names_of(name))):
+                    self.add(info.key, f"has one of them in its name: {why}", do)
+                is_file = has_columns(data)
+                if is_file and is_in_delta_table(self._context, archive, generation, info.key):
+                    why = "another program has written it to the Delta table"
+                    do = remedies.in_delta_table(archive.name, folder)
+            self.loose(info.key, data, why, do)
 
     @contextlib.contextmanager
     def _note_changes(
@@ -556,16 +561,6 @@ class _ProofSearch(ObjectSearch):
             for trace in inner.proof.traces:
                 self.add(trace.object, f"{name}: {trace.what}", trace.do)
         self.proof.out_of_reach += found.outside
-
-    def _owner(self, store: Store, archive: Archive) -> None:
-        """Counts an archive's mark if it is as written: it contains no event.
-
-        Otherwise its empty or short texts would match an equal id or key.
-        """
-        key = (store.url, archive.owner)
-        with contextlib.suppress(NotFoundError):
-            if key not in self._seen and store.get(archive.owner) == archive.owner_content:
-                self.count(key, len(archive.owner_content))
 
     def _under_way(self, archive: Archive, pipeline: str, partition: str, gone: list[int]) -> None:
         """Reports ranges that may have been read before the delete; call before the commits."""
