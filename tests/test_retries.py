@@ -15,6 +15,7 @@ OTHER_ROOMS = ("catalog/", "codec/", "model/", "store/", "testing/")  # have no 
 RACES = {"ConflictError", "UnknownOutcomeError"}
 
 LOOK_ALIKES = {  # loops with a count or a conflict that do not try one thing again
+    ("erasure/matcher.py", "_unescaped"): "decodes escapes in escapes, one layer after another",
     ("journal/amend.py", "_delete_key"): "passes twice over what a key has, as copies may come in",
     ("log/notifier.py", "check"): "ends after some conflicts and says when to check again",
     ("server/http/request.py", "_gunzip"): "inflates the members of a body one after another",

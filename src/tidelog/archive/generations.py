@@ -270,16 +270,17 @@ def remove_strays(context: Context, archive: Archive) -> None:
 
 def _missing_files(context: Context, archive: Archive, generation: int) -> list[str]:
     """Returns files that count in a generation, and manifests of it, that are not in the store."""
+    missing = _missing_now(context, archive, generation)
+    if missing:  # a replay or a merge may have replaced some between the reads
+        missing &= _missing_now(context, archive, generation)
+    return sorted(missing)
+
+
+def _missing_now(context: Context, archive: Archive, generation: int) -> set[str]:
     store, folders = files_at(context, archive), (archive.folder(generation), archive.dead)
-    missing: set[str] | None = None
-    for _ in range(2):  # a replay or a merge may replace some between the reads
-        named, gone = _named_files(context, archive.pipeline(generation))
-        there = {info.key for folder in folders for info in store.list(f"{folder}/")}
-        gone |= {key for key in named - there if not _is_there(store, key)}
-        missing = gone if missing is None else gone & missing
-        if not missing:
-            break
-    return sorted(missing or ())
+    named, gone = _named_files(context, archive.pipeline(generation))
+    there = {info.key for folder in folders for info in store.list(f"{folder}/")}
+    return gone | {key for key in named - there if not _is_there(store, key)}
 
 
 def _named_files(context: Context, pipeline: str) -> tuple[set[str], set[str]]:
