@@ -79,7 +79,7 @@ def test_deletes_of_an_earlier_event_do_not_hide_a_copy(shell: Shell) -> None:
     home.archives.get("a").run()
     assert [each.value for each in home.read("copy")] == [b"1"]
     found = {each.what.partition(": ")[2] for each in home.erase("t", ids=["gone"]).traces}
-    assert found == {"holds offset 1 of partition 0: was not deleted", "holds 1 of them"}
+    assert found == {"holds offset 1 of partition 0: readers still see it", "holds 1 of them"}
     home.erase("copy", ids=["gone"])
     assert home.prove_erased("t", ids=["gone"]).is_clean
     late = Event(b"2", id="gone", timestamp=1_700_000_000_000)

@@ -13,7 +13,14 @@ from typing import Any
 import click
 
 from tidelog.api.maintenance import EraseOptions, ProveOptions
-from tidelog.cli.commands.proof import end_with, proof_option, removal_bar, show_proof, wait_option
+from tidelog.cli.commands.proof import (
+    Sought,
+    proof_option,
+    removal_bar,
+    report_proof,
+    unseen_file,
+    wait_option,
+)
 from tidelog.cli.output import (
     FAILED,
     Output,
@@ -48,7 +55,6 @@ __all__ = [
 ]
 
 
-_BACKFILL = "make the archive's files again with `tidelog archive backfill`"
 _SHOWN = 3  # ids of a record that a table names
 _MARK_CHARS = 19  # of a hash: enough to distinguish ids
 
@@ -192,7 +198,9 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
         shown = _topic_of(home, topic).incarnation
         is_sure = given["yes"] or is_clear
         if not is_sure and sys.stdin.isatty():
-            _preview(home, topic, ids, key)
+            is_found = _preview(home, topic, ids, key)
+            if not is_found and not (given["prove"] or given["proof_file"]):
+                raise NotFoundError(f"nothing was deleted: {_no_event(topic, key)}")
         question = f"Delete {what} from `{topic}`, for good?"
         ask_first(f"events of `{topic}`", question, is_sure)
         tasks = tasks_of(given)
@@ -214,13 +222,13 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
                 proof = home.purge_and_prove(
                     topic, ids=ids, keys=keys, why=given["why"], deleted=deleted, **about
                 )
-            show_proof(output, proof, watch.values)
-            say_unseen(output, () if output.as_json else deleted.unseen)
-            end_with(output, proof, given["proof_file"])
+            report_proof(output, proof, given["proof_file"], watch.values, Sought(ids, key))
         else:
             told = {"deleted": deleted.events, "archived": deleted.archived}
             output.record({"topic": topic, **told, "missing": _shown(output, deleted)})
             say_unseen(output, deleted.unseen)
+            if not (deleted.events or deleted.archived):
+                output.say(f"Nothing was deleted: {_no_event(topic, key)}.")
             if not deleted.is_clean:
                 sys.exit(FAILED)
 
@@ -276,11 +284,10 @@ def audit(
 def say_unseen(output: Output, files: Collection[str]) -> None:
     """Name files of archives in which nothing could be looked for."""
     for file in files:
-        what = f"archive file `{file}`: has no ids or keys to be searched for: {_BACKFILL}"
         if output.as_json:
-            output.record({"unseen": file, "error": what})
+            output.record({"unseen": file, "error": unseen_file(file)})
         else:
-            output.say(what)
+            output.say(unseen_file(file))
 
 
 def show_records(output: Output, records: Iterable[AuditRecord]) -> None:
@@ -319,11 +326,23 @@ def show_plan(plan: ErasurePlan) -> None:
         click.echo(visible(line), err=True)
 
 
-def _preview(home: Home, topic: str, ids: list[str], key: str | None) -> None:
+def _no_event(topic: str, key: str | None) -> str:
+    """Returns why a delete found nothing, and what to check."""
+    what = "has the key" if key is not None else "has one of the ids"
+    given = f" `{visible(key)}`" if key is not None else ""
+    return (
+        f"no event of `{topic}` or of its archives {what}{given}: check it; "
+        f"`tidelog audit {topic}` shows what was deleted before"
+    )
+
+
+def _preview(home: Home, topic: str, ids: list[str], key: str | None) -> bool:
+    """Says what a delete would delete. Returns whether there is anything."""
     with _scan_bar(home, topic) as advance:
         bare = None if key is None else key.encode()
         plan = home.plan_erase(topic, ids=ids, key=bare, progress=advance)
     show_plan(plan)
+    return plan.events > 0
 
 
 def _scan_bar(home: Home, topic: str) -> AbstractContextManager[Callable[[int], None]]:
