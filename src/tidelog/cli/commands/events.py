@@ -343,8 +343,9 @@ def tail(home_text: str | None, output: Output, /, topic: str) -> None:
       tidelog tail orders --json
     """
     emit = _print_events if output.as_json else _print_values
-    with open_home(home_text) as home:
-        for event in home.tail(topic):
+    stop = threading.Event()
+    with open_home(home_text) as home, Interruption(stop, follows=True):
+        for event in home.tail(topic, stop=stop):
             emit([event])
 
 
