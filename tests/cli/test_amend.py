@@ -101,7 +101,7 @@ def test_a_file_of_ids_deletes_exactly_these_ids(filled: Run, tmp_path: Path) ->
 
     assert sorted(left()) == sorted(ids)
     for refused in (
-        b"a\r\n",
+        b"a\nb\r\n",
         b"a\r",
         b"\xef\xbb\xbfa\n",
         b'"a\n',
@@ -118,6 +118,11 @@ def test_a_file_of_ids_deletes_exactly_these_ids(filled: Run, tmp_path: Path) ->
         assert filled("delete", "t", "--ids-file", str(file), "--yes").code == 0
         ids.remove(each)
         assert sorted(left()) == sorted(ids)
+
+
+def test_a_file_of_ids_may_have_line_ends_of_windows() -> None:
+    assert ids_of_lines("a\r\nb\r\n\r\nc", "list") == ["a", "b", "c"]
+    assert ids_of_lines('"a\\r"\r\nb\r\n', "list") == ["a\r", "b"]
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=("Cs",)), min_size=1)))

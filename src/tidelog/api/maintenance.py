@@ -82,6 +82,10 @@ class TrimOptions(TypedDict, total=False):
     who: str  # for the audit
 
 
+# What else an unknown option of a trim may have been meant for.
+_TRIM_TO = "`before` (a time), `to` (tidelog.ToOffsets({0: 50}) or tidelog.KeepBytes), past_readers"
+
+
 class MaintenanceCalls(ABC):
     """Erasure with its proof, one turn of maintenance, and the drivers of all pipelines."""
 
@@ -163,8 +167,8 @@ class MaintenanceCalls(ABC):
     def erase(
         self,
         topic: str,
+        ids: str | Iterable[str] = ...,
         *,
-        ids: Iterable[str] = ...,
         key: bytes | None = ...,
         why: str = ...,
         prove: Literal[True] = ...,
@@ -175,8 +179,8 @@ class MaintenanceCalls(ABC):
     def erase(
         self,
         topic: str,
+        ids: str | Iterable[str] = ...,
         *,
-        ids: Iterable[str] = ...,
         key: bytes | None = ...,
         why: str = ...,
         prove: Literal[False],
@@ -186,8 +190,8 @@ class MaintenanceCalls(ABC):
     def erase(
         self,
         topic: str,
+        ids: str | Iterable[str] = (),
         *,
-        ids: Iterable[str] = (),
         key: bytes | None = None,
         why: str = "",
         prove: bool = True,
@@ -205,7 +209,7 @@ class MaintenanceCalls(ABC):
         With ``prove=False`` it returns once the events are deleted; maintenance removes their bytes
         later. An erasure that fails can be repeated.
 
-        >>> proof = home.erase("orders", ids=["order-2", "order-9"], why="request 1234")
+        >>> proof = home.erase("orders", ["order-2", "order-9"], why="request 1234")
         >>> proof.is_erased, proof.deleted.events, proof.deleted.missing
         (True, 1, ('order-9',))
         """
@@ -214,7 +218,7 @@ class MaintenanceCalls(ABC):
         check_options("erase", options, EraseOptions)
         wanted = [ids] if isinstance(ids, str) else list(ids)
         if bool(wanted) == (key is not None):
-            raise InvalidError("erase: give ids or a key")
+            raise _ids_or_key("erase")
         shown = options.get("incarnation", "")
         check_shown(f"topic `{topic}`", shown, self.topic(topic).incarnation)
         amender = self.amender(topic, self.reason(why, options.get("who")))
@@ -240,8 +244,8 @@ class MaintenanceCalls(ABC):
     def purge_and_prove(
         self,
         topic: str,
+        ids: str | Iterable[str] = (),
         *,
-        ids: Iterable[str] = (),
         keys: Iterable[bytes] = (),
         why: str = "",
         deleted: DeleteResult | None = None,
@@ -279,19 +283,29 @@ class MaintenanceCalls(ABC):
         return proof
 
     def delete(
-        self, topic: str, ids: str | Iterable[str], *, why: str = "", who: str | None = None
+        self,
+        topic: str,
+        ids: str | Iterable[str] | None = None,
+        *,
+        key: bytes | None = None,
+        why: str = "",
+        who: str | None = None,
     ) -> DeleteResult:
-        """Hides all events that have one of these ids from readers; their bytes go later.
+        """Hides all events that have one of these ids, or a key, from readers; bytes go later.
 
-        No reader that starts after this returned sees them. Maintenance removes their bytes from
-        the topic and from files of archives; ``erase`` does so at once, and proves it. For a single
-        id, raises ``NotFoundError`` if there is no such event. For several, the result lists the
-        ids without an event.
+        Give ids, or ``key``, as to :meth:`delete_key`. No reader that starts after this returned
+        sees the events. Maintenance removes their bytes from the topic and from files of archives;
+        ``erase`` does so at once, and proves it. For a single id, raises ``NotFoundError`` if there
+        is no such event. For several, the result lists the ids without an event.
 
         >>> home.delete("orders", ["order-2", "order-3"], why="entered twice").events
         2
         """
-        wanted = [ids] if isinstance(ids, str) else list(ids)
+        if (ids is None) == (key is None):
+            raise _ids_or_key("delete")
+        if key is not None:
+            return self.delete_key(topic, key, why=why, who=who)
+        wanted = [ids] if isinstance(ids, str) else list(ids or ())
         for each in wanted:
             check_id(each)
         if not wanted:
@@ -352,8 +366,8 @@ class MaintenanceCalls(ABC):
     def prove_erased(
         self,
         topic: str,
+        ids: str | Iterable[str] = (),
         *,
-        ids: Iterable[str] = (),
         keys: Iterable[bytes] = (),
         progress: Callable[[int], None] | None = None,
         spark: str | None = None,
@@ -484,7 +498,7 @@ class MaintenanceCalls(ABC):
         >>> [done.new_start for done in home.trim("orders", tidelog.ToOffsets({0: 2}))]
         [2]
         """
-        check_options("trim", options, TrimOptions)
+        check_options("trim", options, TrimOptions, _TRIM_TO)
         wanted = to if before is None else before
         if wanted is None or None not in (to, before):
             raise InvalidError("trim: give one of `to` and `before`")
@@ -561,6 +575,10 @@ class MaintenanceCalls(ABC):
         """
         self._check_open()
         return list(inspect_home(self.context))
+
+
+def _ids_or_key(call: str) -> InvalidError:
+    return InvalidError(f"{call}: give either ids or `key`")
 
 
 def _ignore(_: object) -> None:
