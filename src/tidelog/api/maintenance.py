@@ -578,7 +578,7 @@ class MaintenanceCalls(ABC):
 
 
 def _ids_or_key(call: str) -> InvalidError:
-    return InvalidError(f"{call}: give either ids or `key`")
+    return InvalidError(f"{call}: give ids or a key")
 
 
 def _ignore(_: object) -> None:
