@@ -35,6 +35,7 @@ from tidelog.log.maintenance.trim import (
     TrimResult,
     TrimTo,
     before_time,
+    explain_kept,
     plan_trim,
     trim_topic,
 )
@@ -513,7 +514,7 @@ class MaintenanceCalls(ABC):
             plan = plan_trim(self.context, found, wanted)
             starts = {each.partition: each.new_start for each in plan}
             check_readers(self.context, found, past_readers, starts)
-            return plan
+            return explain_kept(self.context, found, wanted, plan)
 
         def check(starts: Mapping[int, int]) -> None:
             check_readers(self.context, found, past_readers, starts)
@@ -525,7 +526,8 @@ class MaintenanceCalls(ABC):
                 record_action(self.context, "topic trim", f"topic {topic}", note, who)
 
         with freeing(self.catalog):
-            return trim_topic(self.context, found, wanted, check)
+            done = trim_topic(self.context, found, wanted, check)
+            return explain_kept(self.context, found, wanted, done)
 
     def sweep(
         self, grace: str | int = defaults.SWEEP_GRACE, *, accept_loss: Iterable[str] = ()

@@ -252,8 +252,12 @@ def audit(
 
     It never shows the contents of events.
 
-    Without a topic, show what was done to the home: logins, tokens, cursors, playbacks, and reads
-    where the server runs with --audit-reads.
+    Without a topic, show what was done to the home: topics that were created, trimmed or deleted,
+    archives, pumps, cursors, tokens, logins, playbacks, and reads where the server runs with
+    --audit-reads. Trims of a topic are only there.
+
+    One delete may have two records: one of the events that the topic had, and one of those that
+    only its archives had (`events` says so).
 
     Ids and keys are shown as hashes (sha256), so that the audit does not keep what was erased. Use
     --id or --key to find the records of one.
@@ -407,13 +411,17 @@ def _row(record: AuditRecord) -> dict[str, Any]:
         "at": to_seconds(to_iso(record.at_ms)),
         "op": record.op,
         "who": record.who,
-        "events": len(record.events) if proof is None else None,
+        "events": _events_text(record) if proof is None else None,
         "ids": ", ".join(each[:_MARK_CHARS] for each in ids[:_SHOWN]) + more or None,
         "key": record.key[:_MARK_CHARS] or None,
         "why": record.why or None,
         "state": record.state,
         "proof": f"{proof.verdict}, {proof.sha256[:_MARK_CHARS]}" if proof else None,
     }
+
+
+def _events_text(record: AuditRecord) -> str:
+    return f"{len(record.events)} only in archives" if record.archived else str(len(record.events))
 
 
 def _read(file: str) -> bytes:

@@ -263,7 +263,9 @@ def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
     if proof.deleted is not None:
         shown["deleted"] = _deleted_text(proof) if found else "nothing new"
         if proof.deleted.missing:
-            shown["not found"] = _named_ids(proof.deleted.missing)
+            # What is known was deleted once, so what is missing of it was deleted before.
+            missing = "deleted before" if proof.known else "not found"
+            shown[missing] = _named_ids(proof.deleted.missing)
     if done is not None:
         journals = "" if proof.archive else f"{counted(done['journals_made'], 'journal')} and "
         earlier = "" if found or not any(done.values()) else ", for earlier deletes"
