@@ -39,7 +39,7 @@ def test_rows_of_csv_become_json_objects_with_the_names_of_the_header(
 @pytest.mark.parametrize(
     ("text", "said", "stored"),
     [
-        (b"id,n\n1,2\n3\n4,5\n", "line 3: has 1 fields, and the header has 2", 1),
+        (b"id,n\n1,2\n3\n4,5\n", "line 3: has 1 field, and the header has 2", 1),
         (b'id,n\n1,2\n3,"x\n4,5\n', "line 3: a quoted field does not end", 1),
         (b'id,n\n1,2\n3,"x"y\n', "line 3: ", 1),
         (b"id,n\n1,2\n3,\xff\n", "line 3: is not UTF-8", 0),

@@ -114,6 +114,8 @@ def test_question_says_how_many_events_would_be_erased_and_where(tidelog: Run) -
     texts(tidelog, "topic delete t --yes --past-readers")
     asked = tidelog("archive", "erase", "a", "--key", "u-1", stdin=b"n\n", terminal=True)
     assert "Found 3 events (t/" in asked.err
+    none = tidelog("archive", "erase", "a", "--key", "unknown", stdin=b"n\n", terminal=True)
+    assert "nothing was erased: no event of archive `a` or its copies has the key" in none.err
     assert "Found" not in tidelog("archive", "erase", "a", "--key", "u-1", "--yes").err
 
 

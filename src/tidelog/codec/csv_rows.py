@@ -76,7 +76,8 @@ class CsvRows:
             self._header = row
             return b""
         if len(row) != len(self._header):
-            counts = f"has {len(row)} fields, and the header has {len(self._header)}"
+            fields = "field" if len(row) == 1 else "fields"
+            counts = f"has {len(row)} {fields}, and the header has {len(self._header)}"
             raise _bad_line(number, f"{counts}: fix it, or quote what has a comma")
         return msgspec.json.encode(dict(zip(self._header, row, strict=True)))
 

@@ -462,3 +462,9 @@ def test_invalid_event_is_named_by_a_number_from_one(served: Served) -> None:
     error = served.client.post("/topics/t/events", content=array, headers=typed).json()["error"]
     assert (error["message"].partition(":")[0], error["context"]["event"]) == ("event 2", 2)
     assert served.values() == []
+
+
+def test_unknown_topic_names_the_route_that_lists_topics(served: Served) -> None:
+    answer = served.client.post("/topics/none/events", json={"value": "a"})
+    assert answer.status_code == 404
+    assert "see `GET /topics`" in answer.json()["error"]["message"]

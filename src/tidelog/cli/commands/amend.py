@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -191,18 +191,11 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
         only = "only " if selectors else ""
         raise InvalidError(f"delete: give {only}one of ids, --key and --ids-file")
     ids = _lines(file) if file is not None else list(given["ids"])
-    what = f"all events with key `{key}`" if key is not None else counted(len(ids), "id")
     # Ids in the command itself are as clear as a --yes to a script; a key or a file may be many.
     is_clear = bool(given["ids"]) and not sys.stdin.isatty()
     with open_home(home_text) as home:
         shown = _topic_of(home, topic).incarnation
-        is_sure = given["yes"] or is_clear
-        if not is_sure and sys.stdin.isatty():
-            is_found = _preview(home, topic, ids, key)
-            if not is_found and not (given["prove"] or given["proof_file"]):
-                raise NotFoundError(f"nothing was deleted: {_no_event(topic, key)}")
-        question = f"Delete {what} from `{topic}`, for good?"
-        ask_first(f"events of `{topic}`", question, is_sure)
+        _confirm(home, topic, (ids, key), given, is_sure=given["yes"] or is_clear)
         tasks = tasks_of(given)
         how = EraseOptions(
             who=given["who"],
@@ -328,6 +321,24 @@ def show_plan(plan: ErasurePlan) -> None:
         lines.append(f"Events in files of archives, which are deleted there too: {copies}.")
     for line in lines:
         click.echo(visible(line), err=True)
+
+
+def _confirm(
+    home: Home,
+    topic: str,
+    wanted: tuple[list[str], str | None],
+    given: Mapping[str, Any],
+    *,
+    is_sure: bool,
+) -> None:
+    """Asks before a delete. Raises if it may not, or if there is nothing to delete."""
+    ids, key = wanted
+    if not is_sure and sys.stdin.isatty():
+        is_found = _preview(home, topic, ids, key)
+        if not is_found and not (given["prove"] or given["proof_file"]):
+            raise NotFoundError(f"nothing was deleted: {_no_event(topic, key)}")
+    what = f"all events with key `{key}`" if key is not None else counted(len(ids), "id")
+    ask_first(f"events of `{topic}`", f"Delete {what} from `{topic}`, for good?", is_sure)
 
 
 def _no_event(topic: str, key: str | None) -> str:

@@ -186,7 +186,14 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
         archive = home.archives.get(name)
         tasks, wanted = tasks_of(given), None if key is None else key.encode()
         if not given["yes"] and sys.stdin.isatty():
-            show_plan(archive.plan_erase(ids=ids, key=wanted))
+            plan = archive.plan_erase(ids=ids, key=wanted)
+            show_plan(plan)
+            if not (plan.archives or given["prove"] or given["proof_file"]):
+                given_as = "has one of the ids" if key is None else f"has the key `{visible(key)}`"
+                raise NotFoundError(
+                    f"nothing was erased: no event of archive `{name}` or its copies {given_as}: "
+                    f"check it; `tidelog archive audit {name}` shows what was erased before"
+                )
         question = f"Erase {what} from archive `{name}`, for good?"
         ask_first(f"events of archive `{name}`", question, given["yes"])
         if given["prove"] or given["proof_file"]:
