@@ -155,7 +155,7 @@ class AsyncProducer:
         key: bytes | None = None,
         *,
         id: str | None = None,
-        timestamp: int | datetime | None = None,
+        timestamp: int | datetime | str | None = None,
         type: str | None = None,
         headers: Iterable[tuple[str, bytes | None]] | None = (),
     ) -> Position:
@@ -172,7 +172,7 @@ class AsyncProducer:
         key: bytes | None = None,
         *,
         id: str | None = None,
-        timestamp: int | datetime | None = None,
+        timestamp: int | datetime | str | None = None,
         type: str | None = None,
         headers: Iterable[tuple[str, bytes | None]] | None = (),
     ) -> Position:

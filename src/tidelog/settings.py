@@ -179,14 +179,15 @@ def load_settings(home: str | None, environ: Mapping[str, str], folder: Path) ->
     return _build(values)
 
 
-def check_options(what: str, given: Mapping[str, Any], known: type) -> None:
+def check_options(what: str, given: Mapping[str, Any], known: type, others: str = "") -> None:
     """Raises ``InvalidError`` for an option that a ``TypedDict`` does not have.
 
-    Python itself does not check keyword arguments that such a type describes.
+    Python itself does not check keyword arguments that such a type describes. ``others`` names
+    arguments that are not in the type.
     """
     for name in given:
         if name not in known.__annotations__:
-            options = ", ".join(sorted(known.__annotations__))
+            options = ", ".join([*filter(None, [others]), *sorted(known.__annotations__)])
             raise InvalidError(
                 f"{what}: unknown option `{name}`{nearest(name, known.__annotations__)}: "
                 f"give one of {options}"

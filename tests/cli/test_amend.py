@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tidelog as library
 from tests.support.all_times import ALL_TIMES_OPTIONS
 from tests.support.cli_run import Run
+from tidelog import Event, ToOffsets
 from tidelog.codec.event_json import id_line, ids_of_lines
 from tidelog.coordination.audit import id_hash
 
@@ -101,7 +103,7 @@ def test_a_file_of_ids_deletes_exactly_these_ids(filled: Run, tmp_path: Path) ->
 
     assert sorted(left()) == sorted(ids)
     for refused in (
-        b"a\r\n",
+        b"a\nb\r\n",
         b"a\r",
         b"\xef\xbb\xbfa\n",
         b'"a\n',
@@ -118,6 +120,11 @@ def test_a_file_of_ids_deletes_exactly_these_ids(filled: Run, tmp_path: Path) ->
         assert filled("delete", "t", "--ids-file", str(file), "--yes").code == 0
         ids.remove(each)
         assert sorted(left()) == sorted(ids)
+
+
+def test_a_file_of_ids_may_have_line_ends_of_windows() -> None:
+    assert ids_of_lines("a\r\nb\r\n\r\nc", "list") == ["a", "b", "c"]
+    assert ids_of_lines('"a\\r"\r\nb\r\n', "list") == ["a\r", "b"]
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=("Cs",)), min_size=1)))
@@ -243,3 +250,14 @@ def test_topic_and_archive_commands_leave_records_in_the_home_audit(tidelog: Run
         ("topic delete", "topic orders"),
     ]
     assert all("@" in str(each["who"]) for each in rows)
+
+
+def test_audit_says_which_events_only_archives_had(tidelog: Run) -> None:
+    with library.open() as home:
+        home.create_topic("t")
+        home.append("t", [Event(b"%d" % n, key=b"k") for n in range(4)])
+        home.archives.create("raw", source="topic:t").run()
+        home.trim("t", ToOffsets({0: 3}))
+    assert tidelog("delete", "t", "--key", "k", "--yes").code == 0
+    said = tidelog("audit", "t").out.decode()
+    assert "  3 only in archives  " in said

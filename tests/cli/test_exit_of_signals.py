@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 import tidelog
 from tests.support.heartbeats import beaten_between_takes
 from tidelog import Event
+from tidelog.api.topics import Tail
 from tidelog.cli.main import cli
 from tidelog.cli.terminal import Interruption
 from tidelog.home import create_home
@@ -55,6 +56,7 @@ COMMANDS = [
     (Scribe, "once", ("scribe", "--once"), False),
     (Playback, "batches", ("playback", "src", "--start", "-1h", "--to", "null:"), False),
     (Consumer, "poll", ("consume", "src", "--name", "c"), False),
+    (Tail, "look", ("tail", "src"), True),
 ]
 
 

@@ -196,8 +196,8 @@ def test_a_line_that_never_ends_is_refused_before_it_fills_the_memory(
     tidelog: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDELOG_EVENT_BYTES_MAX", "1000")
-    monkeypatch.setattr("tidelog.api.append_lines._BATCH_BYTES", 4_000)
-    monkeypatch.setattr("tidelog.api.append_lines._READ_BYTES", 1_000)
+    monkeypatch.setattr("tidelog.api.input_lines._BATCH_BYTES", 4_000)
+    monkeypatch.setattr("tidelog.api.input_lines._READ_BYTES", 1_000)
     tidelog("topic", "create", "t")
     done = tidelog("produce", "t", stdin=b"first\n" + b"x" * 50_000)
     assert done.code == 1
@@ -205,8 +205,8 @@ def test_a_line_that_never_ends_is_refused_before_it_fills_the_memory(
 
 
 def test_many_batches_keep_the_order(tidelog: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidelog.api.append_lines._BATCH_BYTES", 100)
-    monkeypatch.setattr("tidelog.api.append_lines._READ_BYTES", 37)
+    monkeypatch.setattr("tidelog.api.input_lines._BATCH_BYTES", 100)
+    monkeypatch.setattr("tidelog.api.input_lines._READ_BYTES", 37)
     tidelog("topic", "create", "t")
     lines = b"".join(b"%d\n" % number for number in range(300))
     assert tidelog("produce", "t", "--json", stdin=lines).rows()[0]["events"] == 300
@@ -263,8 +263,8 @@ def test_a_store_that_fails_midway_is_told_with_what_is_stored(
     from tidelog.errors import UnavailableError
     from tidelog.log.producer.append import Appender
 
-    monkeypatch.setattr("tidelog.api.append_lines._BATCH_BYTES", 4)
-    monkeypatch.setattr("tidelog.api.append_lines._READ_BYTES", 4)
+    monkeypatch.setattr("tidelog.api.input_lines._BATCH_BYTES", 4)
+    monkeypatch.setattr("tidelog.api.input_lines._READ_BYTES", 4)
     tidelog("topic", "create", "t")
     uploads: list[object] = []
     upload = Appender.upload

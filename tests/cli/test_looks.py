@@ -78,3 +78,12 @@ def test_list_and_show_count_the_same_events(tidelog: Run) -> None:
     (listed,) = tidelog("topic", "list", "--json").rows()
     (shown,) = tidelog("topic", "show", "orders", "--json").rows()
     assert (listed["events"], shown["events"]) == (1, 1)
+
+
+def test_mistyped_consumer_and_option_are_answered_with_a_hint(tidelog: Run) -> None:
+    tidelog("topic", "create", "orders")
+    tidelog("consume", "orders", "--name", "billing")
+    shown = tidelog("consumer", "show", "orders", "biling")
+    assert "not found (did you mean `billing`?): see" in shown.err
+    sought = tidelog("consumer", "seek", "orders", "billing", "--to", "10")
+    assert "TO is an argument: give it without `--to`" in sought.err

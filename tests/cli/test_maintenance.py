@@ -304,3 +304,16 @@ def test_sweep_says_that_it_may_not_list_unfinished_uploads(
     assert turned.code == 1
     assert len([each for each in turned.rows()[0]["errors"] if "access denied" in str(each)]) == 2
     assert "tidelog_scribe_stores_unlisted 2" in Path("m.prom").read_text()
+
+
+def test_trim_that_keeps_older_events_says_why(tidelog: Run) -> None:
+    with library.open() as home:
+        home.create_topic("bulk")
+        home.append("bulk", [Event(b"%d" % n, timestamp=n * 3_600_000) for n in range(9)])
+    before = ("trim", "bulk", "--before", "1970-01-01T04:00:00Z")
+    for more in ((), ("--dry-run",)):
+        said = tidelog(*before, *more).out.decode()
+        assert "partition 0 keeps all: the first run has 9 events, from 1970-01-01T00:00" in said
+        assert "only whole runs before the time are deleted" in said
+    assert tidelog(*before, "--json").rows()[0]["kept"].startswith("the first run has 9 events")
+    assert "keeps all" not in tidelog("trim", "bulk", "--before", "1970-01-01").out.decode()

@@ -47,8 +47,8 @@ def test_lines_that_a_crash_left_out_are_stored_for_the_same_input_only(
     tidelog: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One partition is behind the other: nothing is stored there before all lines agree."""
-    monkeypatch.setattr("tidelog.api.append_lines._BATCH_BYTES", 12)
-    monkeypatch.setattr("tidelog.api.append_lines._READ_BYTES", 12)
+    monkeypatch.setattr("tidelog.api.input_lines._BATCH_BYTES", 12)
+    monkeypatch.setattr("tidelog.api.input_lines._READ_BYTES", 12)
     monkeypatch.setattr("tidelog.api.append_lines._HELD_BYTES", 8)
     tidelog("topic", "create", "t", "--partitions", "2")
     lines = b"".join(b"%d\n" % n for n in range(20, 40))
@@ -117,12 +117,12 @@ def test_blank_lines_and_a_fixed_line_go_on_under_a_name(tidelog: Run) -> None:
 
 
 def test_held_events_keep_all_their_fields(tidelog: Run) -> None:
-    from tidelog.api.append_lines import _PendingLine, _WaitingLines
+    from tidelog.api.append_lines import _pending, _WaitingLines
     from tidelog.model.event import Event
 
     held = _WaitingLines()
     event = Event(None, b"\xff", "id", 5, "type", (("h", None), ("h", b"\0")))
-    lines = [_PendingLine(1, event, b"m"), _PendingLine(3, Event(b""), b"n")]
+    lines = [_pending(1, b"m", event), _pending(3, b"n", Event(b""))]
     for line in lines:
         held.add(line)
     assert list(held.take()) == lines

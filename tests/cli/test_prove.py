@@ -51,7 +51,8 @@ def test_a_plain_delete_leaves_traces_that_are_told(tidelog: Run) -> None:
     shown = tidelog("verify", "t", "--erased", "0-4", "--erased", "1-4")
     assert shown.code == 1
     assert shown.out.startswith(b"NOT ERASED: something is left.\n")
-    assert shown.out.decode().count(": topics/") == 2
+    assert shown.out.decode().count("\n  topics/") == 2
+    assert shown.out.decode().count("to do: ") == 1, "one command for all objects"
     assert b"tidelog compile t --amended" in shown.out
 
 
@@ -122,11 +123,13 @@ def test_a_changed_or_unknown_proof_is_refused(tidelog: Run, tmp_path: Path) -> 
     assert (changed.code, "was changed after it was written" in changed.err) == (1, True)
     forged = library.Proof.load(file)
     forged.objects = 9
+    other.unlink()
     forged.save(other)
     assert tidelog("proof", "check", str(other)).code == 0, "a hash alone does not show forgery"
     assert "does not have its hash" in tidelog("proof", "check", str(other), "--recorded").err
     other.write_text("{}")
     assert "is not a proof" in tidelog("proof", "check", str(other)).err
+    file.unlink()
     left = tidelog("verify", "t", "--erased", "1-4", "--proof", str(file))
     assert left.code == 1
     checked = tidelog("proof", "check", str(file), "--id", "1-4", "--recorded", "--json")
@@ -212,3 +215,96 @@ def test_files_that_cannot_be_searched_are_named_and_fail_the_delete(
     assert rows[-1]["erased"] is False
     assert {trace["object"] for trace in rows[-1]["traces"]} >= set(unseen)
     assert "has no ids or keys" in tidelog("delete", "t", "0-4").out.decode()
+
+
+def test_proof_file_is_checked_before_anything_is_erased(tidelog: Run, tmp_path: Path) -> None:
+    fill()
+    taken = tmp_path / "taken.json"
+    taken.write_text("another proof")
+    for path, said in (
+        (taken, "exists already"),
+        (tmp_path / "none" / "q.json", "there is no folder"),
+    ):
+        for command in (
+            ("delete", "t", "0-4", "--proof", str(path)),
+            ("verify", "t", "--erased", "0-4", "--proof", str(path)),
+            ("archive", "erase", "daily", "--id", "0-4", "--yes", "--proof", str(path)),
+        ):
+            assert said in tidelog(*command).err, command
+    assert taken.read_text() == "another proof"
+    assert tidelog("get", "t", "0-4").code == 0, "nothing was deleted"
+
+
+def test_proof_file_is_written_before_the_proof_is_printed(
+    tidelog: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill()
+    file = tmp_path / "proof.json"
+
+    def no_reader(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tidelog.cli.commands.proof._show_proof", no_reader)
+        assert tidelog("delete", "t", "0-4", "--proof", str(file)).code == 1
+    proof = library.Proof.load(file)
+    assert proof.deleted is not None
+    assert (proof.verdict, proof.deleted.events) == ("erased", 1)
+
+
+def test_proof_is_printed_if_its_file_cannot_be_written(
+    tidelog: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(library.Proof, "save", full)
+    done = tidelog("delete", "t", "0-4", "--proof", str(tmp_path / "p.json"))
+    assert (done.code, done.out.startswith(b"ERASED")) == (1, True)
+    assert "No space left on device: the proof is above" in done.err
+
+
+def test_mixed_ids_do_not_claim_that_there_was_nothing_to_prove(tidelog: Run) -> None:
+    fill()
+    mixed = tidelog("delete", "t", "0-1", "0-2", "never-was", "--prove")
+    assert mixed.code == 1
+    assert mixed.out.startswith(b"NOT ALL PROVED: no object that was searched holds any of it")
+    tidelog("delete", "t", "0-4")
+    mistyped = tidelog("delete", "t", "never-was", "--prove")
+    assert b"rewritten, for earlier deletes" in mistyped.out
+
+
+def test_counts_in_text_add_up_to_those_in_json(tidelog: Run) -> None:
+    fill()
+    with library.open() as home:
+        drive(home, an_archive(home))
+        home.trim("t", ToOffsets({0: 9}))
+    shown = tidelog("delete", "t", "0-4", "1-4", "--prove").out.decode()
+    assert "2 events: 1 in the topic, 1 only in archives" in shown
+    (proof,) = tidelog("delete", "t", "0-5", "1-5", "--prove", "--json").rows()
+    assert (proof["deleted"], proof["archived"]) == (1, 1)
+
+
+def test_what_is_left_in_a_copy_is_grouped_with_one_command(tidelog: Run) -> None:
+    fill()
+    with library.open() as home:
+        home.create_topic("copy")
+        for number in range(6):
+            home.append("t", [Event(b"%d" % number, key=b"my key")])
+            home.playback("t", start="earliest", to="topic:copy")
+    shown = tidelog("delete", "t", "--key", "my key", "--prove", "--yes").out.decode()
+    assert shown.startswith("NOT ERASED")
+    assert shown.count("\nleft: topic `copy` (") == 1
+    assert shown.count("to do: run `tidelog delete copy --key 'my key' --prove`") == 1
+    assert "more (--json lists all)" in shown
+    assert "readers still see it" in shown
+
+
+def test_recorded_proof_of_another_home_names_the_option(tidelog: Run, tmp_path: Path) -> None:
+    fill()
+    file = tmp_path / "proof.json"
+    tidelog("delete", "t", "0-4", "--proof", str(file))
+    done = tidelog("--home", "memory:", "proof", "check", str(file), "--recorded")
+    assert "topic `t`: is not in this home: name the home of the proof" in done.err

@@ -81,6 +81,7 @@ def test_events_of_a_topic_that_was_made_again_are_not_deleted_by_an_old_answer(
 ) -> None:
     texts(tidelog, "init")
     texts(tidelog, "topic create t")
+    assert tidelog("produce", "t", "--format", "json", "--key-field", "k", stdin=NEW).code == 0
 
     def made_again(*_: object, **__: object) -> bool:
         texts(tidelog, "topic delete t --yes")
@@ -113,4 +114,21 @@ def test_question_says_how_many_events_would_be_erased_and_where(tidelog: Run) -
     texts(tidelog, "topic delete t --yes --past-readers")
     asked = tidelog("archive", "erase", "a", "--key", "u-1", stdin=b"n\n", terminal=True)
     assert "Found 3 events (t/" in asked.err
+    none = tidelog("archive", "erase", "a", "--key", "unknown", stdin=b"n\n", terminal=True)
+    assert "nothing was erased: no event of archive `a` or its copies has the key" in none.err
     assert "Found" not in tidelog("archive", "erase", "a", "--key", "u-1", "--yes").err
+
+
+def test_nothing_is_asked_if_no_event_would_be_deleted(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts(tidelog, "topic create t")
+    assert tidelog("produce", "t", stdin=b"one\n").code == 0
+    asked: list[object] = []
+    monkeypatch.setattr(click, "confirm", lambda *given, **_: asked.append(given) or True)
+    for wanted in (["--key", "nobody"], ["no-such-id"]):
+        done = tidelog("delete", "t", *wanted, terminal=True)
+        assert (done.code, asked) == (1, [])
+        assert "nothing was deleted: no event of `t` or of its archives has " in done.err
+        said = tidelog("delete", "t", *wanted, "--yes")
+        assert (said.code, b"Nothing was deleted: no event of `t`" in said.out) == (1, True)

@@ -81,3 +81,14 @@ def test_serve_refuses_what_it_cannot_do(tidelog: Run) -> None:
     assert tidelog("serve", "--rate", "-1").code == 2
     assert tidelog("serve", "--topic-default", "../x").code == 2
     assert tidelog("serve", "--body-max", str(1 << 40)).code == 2
+
+
+def test_token_for_a_topic_that_does_not_exist_is_warned_of(tidelog: Run) -> None:
+    assert "There are no tokens yet" in tidelog("token", "list").err
+    tidelog("topic", "create", "orders")
+    done = tidelog("token", "create", "--append", "ordrs", "--read", "ord*", "--admin", "--json")
+    assert done.code == 0
+    assert done.err == (
+        "warning: no topic matches `ordrs` (did you mean `orders`?): the token cannot append "
+        "until there is one\n"
+    )

@@ -6,6 +6,9 @@ import dataclasses
 import json
 import os
 import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
@@ -30,9 +33,11 @@ from tidelog.erasure.topic_copies import (
     originals_of_topic,
     source_of_url,
 )
+from tidelog.errors import InvalidError, TidelogError
 from tidelog.model import layout
 from tidelog.model.address import recorded_name
 from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.times import moment_ms
 from tidelog.model.topic import decode_row, encode_row
 from tidelog.testing.scheduler import FakeClock
 
@@ -97,7 +102,7 @@ def test_deletes_of_an_earlier_event_do_not_hide_a_copy(shell: Shell) -> None:
     home.archives.get("a").run()
     assert [each.value for each in home.read("copy")] == [b"1"]
     found = {each.what.partition(": ")[2] for each in home.erase("t", ids=["gone"]).traces}
-    assert found == {"holds offset 1 of partition 0: was not deleted", "holds 1 of them"}
+    assert found == {"holds offset 1 of partition 0: readers still see it", "holds 1 of them"}
     home.erase("copy", ids=["gone"])
     assert home.prove_erased("t", ids=["gone"]).is_clean
     late = Event(b"2", id="gone", timestamp=1_700_000_000_000)
@@ -315,3 +320,68 @@ def test_reason_in_the_audit_of_a_copy_is_found(shell: Shell) -> None:
     assert trace.do.startswith("run `tidelog delete copy ID` again")
     home.delete("copy", ["gone"])
     assert home.prove_erased("t", ids=["gone"]).is_clean
+
+
+class _Answering(BaseHTTPRequestHandler):
+    """Accepts everything below `/open`, and nothing else."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200 if self.path.startswith("/open") else 401)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Prints nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_named_playback_is_listed_once_and_as_what_it_did(
+    shell: Shell, server: str, tmp_path: Path
+) -> None:
+    home = shell.made
+    home.append("t", [Event(b"1", id="gone")])
+    home.playback("t", "earliest", "latest", to=f"{server}/open", name="http1")
+    with pytest.raises(TidelogError):
+        home.playback("t", "earliest", "latest", to=f"{server}/closed", name="http2")
+    with pytest.raises(InvalidError, match="No such file"):
+        home.playback("t", "earliest", "latest", to=f"file:{tmp_path}/none/a", name="unopened")
+    assert [each.partition(": was not")[0] for each in listed(home)] == [
+        f"`{server}/open`: playback `http1` copied events of `t` to it",
+        f"`{server}/closed`: playback `http2` may have copied events of `t` to it",
+    ]
+    home.playbacks.forget("http1")
+    assert "`http:`: a playback copied events of `t` to it: was not searched" in "".join(
+        listed(home)
+    )
+
+
+def test_name_of_a_forgotten_playback_does_not_hide_what_it_copied(
+    shell: Shell, tmp_path: Path
+) -> None:
+    home = shell.made
+    home.append("t", [Event(b"1", id="gone")])
+    home.playback("t", "earliest", "latest", to=f"file:{tmp_path}/a.jsonl", name="again")
+    home.playbacks.forget("again")
+    with pytest.raises(InvalidError, match="No such file"):
+        home.playback("t", "earliest", "latest", to=f"file:{tmp_path}/none/a", name="again")
+    (said,) = listed(home)
+    assert said.startswith(f"`file:{tmp_path}/a.jsonl`: a playback copied events of `t` to it")
+
+
+def test_audit_of_a_playback_has_the_times_that_it_played(shell: Shell, tmp_path: Path) -> None:
+    home = shell.made
+    home.append("t", [Event(b"1", id="gone")])
+    home.playback("t", to=f"file:{tmp_path}/a.jsonl")
+    home.playback("t", "earliest", "latest", to=f"file:{tmp_path}/b.jsonl", name="b")
+    first, second = (each.note for each in home.actions() if each.op == "playback")
+    start, end = first.partition(", to ")[0].split(" to ")
+    assert moment_ms(end, 0) - moment_ms(start, 0) == 15 * 60 * 1000
+    assert second == f"the first to the last, as b, to file:{tmp_path}/b.jsonl"

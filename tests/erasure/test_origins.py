@@ -81,7 +81,7 @@ def test_copy_of_an_event_dated_in_the_future_is_a_trace_of_its_key(tmp_path: Pa
     proof = home.erase("a", key=b"customer-7")
     assert [each.id for each in home.read("b")] == ["y"]
     [trace] = proof.traces
-    assert trace.what.endswith("holds offset 1 of partition 0: was not deleted")
+    assert trace.what.endswith("holds offset 1 of partition 0: readers still see it")
 
 
 def failing(event: Event) -> None:

@@ -68,7 +68,7 @@ def test_each_id_is_proved_by_itself(home: Home) -> None:
     for ids in (["c", "a"], ["c", "d"], ["d"]):
         proof = home.prove_erased(topic.name, ids=ids)
         assert [trace.what for trace in proof.traces] == [
-            f"holds offset {'abcd'.index(ids[-1])} of partition 0: was not deleted"
+            f"holds offset {'abcd'.index(ids[-1])} of partition 0: readers still see it"
         ]
         assert not proof.known
 

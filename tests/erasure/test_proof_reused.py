@@ -61,7 +61,7 @@ def test_event_that_is_no_later_than_the_erasure_is_a_trace_in_another_partition
     delete(home, "id")
     home.append("t", [Event(b"old", b"k", "x", 1_000)], partition=1)
     (trace,) = prove(home, "id").traces
-    assert trace.what == "holds offset 0 of partition 1: was not deleted"
+    assert trace.what == "holds offset 0 of partition 1: readers still see it"
 
 
 def test_later_event_is_a_trace_in_an_object_that_no_row_names(home: Home) -> None:

@@ -70,7 +70,7 @@ def test_proof_finds_the_event_in_a_copy_until_it_is_erased_there(shell: Shell, 
     erase(shell, "t")
     (trace,) = proof(shell).traces
     assert trace.what.startswith("topic `copy` (p")
-    assert trace.what.endswith("holds offset 0 of partition 0: was not deleted")
+    assert trace.what.endswith("holds offset 0 of partition 0: readers still see it")
     assert trace.do == "run `tidelog delete copy ID --prove`"
     erase(shell, "copy")
     assert proof(shell).is_erased
@@ -94,7 +94,7 @@ def test_proof_reports_many_events_of_an_object_as_one_finding(shell: Shell) -> 
     shell.made.append("t", [Event(b"2", key=b"gone", id=f"more-{n}") for n in range(7)])
     found = [each.what for each in shell.made.prove_erased("t", keys=[b"gone"]).traces]
     assert (
-        "holds 7 of them, at offsets 2, 3, 4, 5, 6 and 2 more of partition 0: was not deleted"
+        "holds 7 of them, at offsets 2, 3, 4, 5, 6 and 2 more of partition 0: readers still see it"
         in found
     )
 

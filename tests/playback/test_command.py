@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ import tidelog as library
 from tests.support.cli_run import Run, finish, start
 from tests.support.playback_stage import T0
 from tidelog import Event
+from tidelog.playback.play import Playback
 
 RANGE = ("--start", "2023-11-14T22:13:20Z", "--end", "2023-11-14T22:13:26Z")
 
@@ -33,10 +36,10 @@ def test_it_tells_of_each_slot_as_its_forerunner_did(tidelog: Run) -> None:
     lines = done.out.decode().splitlines()
     assert lines[:-1] == [
         "playback of t from 2023-11-14T22:13:20.000Z to 2023-11-14T22:13:26.000Z",
-        "2023-11-14T22:13:20.000Z: 2023-11-14T22:13:20.150Z [3]",
-        "2023-11-14T22:13:21.000Z: 2023-11-14T22:13:21.350Z [2]",
-        "2023-11-14T22:13:23.000Z: 2023-11-14T22:13:23.350Z [2]",
-        "2023-11-14T22:13:24.000Z: 2023-11-14T22:13:24.150Z [2]",
+        "2023-11-14T22:13:20Z: 3 events, the first at 22:13:20.150",
+        "2023-11-14T22:13:21Z: 2 events, the first at 22:13:21.350",
+        "2023-11-14T22:13:23Z: 2 events, the first at 22:13:23.350",
+        "2023-11-14T22:13:24Z: 2 events, the first at 22:13:24.150",
     ]
     assert lines[-1].startswith("Success: 9 events in 4 slots, ")
     assert (done.code, done.err) == (0, "")
@@ -69,9 +72,9 @@ def test_parameters_that_mean_nothing_are_refused(tidelog: Run, tmp_path: Path, 
 def test_empty_slots_are_told_on_request(tidelog: Run) -> None:
     fill()
     done = tidelog("playback", "t", *RANGE, "--to", "null:", "--empty-slots")
-    assert [line for line in done.out.decode().splitlines() if line.endswith("000Z")][1:] == [
-        "2023-11-14T22:13:22.000Z",
-        "2023-11-14T22:13:25.000Z",
+    assert [line for line in done.out.decode().splitlines() if line.endswith(": 0 events")] == [
+        "2023-11-14T22:13:22Z: 0 events",
+        "2023-11-14T22:13:25Z: 0 events",
     ]
 
 
@@ -120,7 +123,7 @@ def test_standard_output_carries_events_alone(tidelog: Run) -> None:
         row["timestamp"] for row in done.rows()
     )
     assert len(done.rows()) == 9
-    assert "[3]" in done.err
+    assert ": 3 events, " in done.err
     assert "9 events in 4 slots" in done.err
     as_json = tidelog("playback", "t", *RANGE, "--to", "stdout:", "--json")
     assert len(as_json.rows()) == 9
@@ -237,3 +240,25 @@ def test_missing_target_says_how_to_create_it(tidelog: Run) -> None:
     fill()
     refused = tidelog("playback", "t", *RANGE, "--to", "topic:drill")
     assert "or create it with `tidelog topic create drill`" in refused.err
+
+
+def test_hint_to_resume_keeps_the_speed_and_the_home(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill()
+    real = Playback.batches
+
+    def signalled(self: Playback, *given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(self, *given)
+
+    monkeypatch.setattr(Playback, "batches", signalled)
+    where = ("--home", "tidelog-data")
+    done = tidelog(
+        *where, "playback", "t", *RANGE, *("--to", "topic:u", "--resume", "rel"), "--speed", "300"
+    )
+    assert done.code == 130
+    assert done.err.endswith(
+        "resume it with: tidelog --home tidelog-data playback t --to topic:u --resume rel "
+        "--speed 300\n"
+    )

@@ -1,19 +1,12 @@
 """Appends the lines of a file or a pipe to a topic: ``Home.append_lines``.
 
-Lines are read in batches: many at a time where there are many, soon where few. They are parsed,
-checked with their numbers, stored, and counted. Binary safe; a line ends with a newline, which is
-not part of it, or with the input. Under a name only lines that have their newline count, since the
-rest may come later. Memory is bounded by the size of a batch and of the longest line.
+Lines are read in batches (``input_lines``), parsed, checked with their numbers, stored and counted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
-import os
-import select
-import stat
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +17,8 @@ from typing import Any, BinaryIO, Literal, Protocol, TypedDict, Unpack
 import msgspec
 import pyarrow as pa
 
-from tidelog.clock import Clock
+from tidelog.api.input_lines import InputLines, LinesReader
+from tidelog.codec.csv_rows import CsvRows
 from tidelog.codec.event_json import event_of_line
 from tidelog.codec.fields import FieldPaths, JsonLines
 from tidelog.context import Context
@@ -33,14 +27,11 @@ from tidelog.log.producer.flush import SendFuture
 from tidelog.log.producer.producer import Producer
 from tidelog.log.topics import find_target
 from tidelog.model.decoding import decode_msgpack
-from tidelog.model.event import Event, Positions, check_event
+from tidelog.model.event import Event, Headers, Positions, check_event, check_timestamp
 from tidelog.settings import check_options
 
-__all__ = ["InputLines", "LineCalls", "LineCounts", "LineOptions", "input_size", "line_appender"]
+__all__ = ["LineCalls", "LineCounts", "LineOptions", "line_appender"]
 
-_BATCH_BYTES = 16 << 20
-_READ_BYTES = 1 << 20
-_LOOK_S = 0.2  # how soon a reader that waits for input sees that it should stop
 _LINGER_LEAST_S = 0.05  # what a pipe gives within this time travels together
 _LINE_FACTOR = 8  # an event as JSON may be this many times as long as the event
 
@@ -75,8 +66,9 @@ class LineCounts:
 class LineOptions(TypedDict, total=False):
     """What ``Home.append_lines`` accepts besides the topic and the input."""
 
-    format: Literal["lines", "json", "events"]
-    """lines: each line is a value. json: each is a JSON object. events: as printed with --json."""
+    format: Literal["lines", "json", "csv", "events"]
+    """lines: each line is a value. json: each is a JSON object. csv: each row becomes a JSON object
+    of texts, with the names of the header. events: as printed with --json."""
     key_field: str
     id_field: str
     type_field: str
@@ -107,9 +99,10 @@ class LineCalls(ABC):
     ) -> LineCounts:
         """Appends the lines of a file or a pipe as events, and returns what was stored.
 
-        ``format`` says what a line is: a value (``lines``), a JSON object (``json``), or an event
-        as ``tidelog consume --json`` prints it (``events``). ``key_field``, ``id_field``,
-        ``type_field`` and ``time_field`` are paths in a JSON object. With a ``name`` lines are
+        ``format`` says what a line is: a value (``lines``), a JSON object (``json``), a row of CSV
+        below a header, stored as a JSON object of texts (``csv``), or an event as ``tidelog consume
+        --json`` prints it (``events``). ``key_field``, ``id_field``, ``type_field`` and
+        ``time_field`` are paths in a JSON object, or names in the header. With a ``name`` lines are
         counted: the same input again, or a longer one, adds only what is not stored yet. With
         ``if_absent`` events are refused whose ids the topic has. Raises ``FailedError`` for an
         invalid line, with its number; the lines before it are stored.
@@ -128,11 +121,12 @@ class LineCalls(ABC):
         clock = self.context.clock
         counts, progress = LineCounts(topic), options.get("progress") or _no_progress
         with line_appender(self, topic, name, parse, if_absent) as into:
-            reader = _LinesReader(
+            reader = LinesReader(
                 source,
                 clock,
                 options.get("stopped", lambda: False),
                 self.context.log_settings.event_bytes_max * _LINE_FACTOR,
+                CsvRows() if options.get("format") == "csv" else None,
             )
             began_s = clock.monotonic_s()
             progress(counts)
@@ -145,7 +139,7 @@ class LineCalls(ABC):
 
     def _append_all(
         self,
-        reader: _LinesReader,
+        reader: LinesReader,
         into: LineAppender,
         counts: LineCounts,
         progress: Callable[[LineCounts], None],
@@ -167,7 +161,7 @@ class LineCalls(ABC):
             if "events" in exc.context:
                 raise
             more = {**exc.context, "events": counts.events}
-            do = _after_bad_line(counts, is_named=is_named) if "line" in exc.context else ""
+            do = _after_bad_line(counts, reader, is_named=is_named) if "line" in more else ""
             raise FailedError(f"{exc}: {counts.stored()}{do}", **more) from exc
         except TidelogError as exc:
             if not counts.events:
@@ -175,12 +169,14 @@ class LineCalls(ABC):
             raise FailedError(f"{counts.stored()}, then: {exc}", events=counts.events) from exc
 
 
-def _after_bad_line(counts: LineCounts, *, is_named: bool) -> str:
+def _after_bad_line(counts: LineCounts, reader: LinesReader, *, is_named: bool) -> str:
     """Returns what to do about a line that is not valid, so that no line is stored twice."""
     if is_named:
         return ": fix the line, and produce the input again under the same name"
     if counts.last_line:
-        return f": fix the line, and produce the input from line {counts.last_line + 1} on"
+        header = "the header, and " if reader.has_header else ""
+        rest = f"{header}the input from line {counts.last_line + 1} on"
+        return f": fix the line, and produce {rest}"
     return ": fix the line or the options, and produce the input again"
 
 
@@ -188,21 +184,17 @@ def _no_progress(counts: LineCounts) -> None:
     """For callers that want none."""
 
 
-def input_size(source: BinaryIO) -> int | None:
-    """Returns how many bytes an input has, where that can be known."""
-    file = _file_of(source)
-    return None if file is None or not _is_regular(file) else os.fstat(file).st_size
-
-
 def _parser(options: LineOptions) -> Parse | None:
     """Returns what makes events of lines; None where a line is the value as it is."""
     names = ("key_field", "id_field", "type_field", "time_field")
     fields = FieldPaths(*(str(options.get(name, "")) for name in names))
     kind = options.get("format", "lines")
-    if kind not in ("lines", "json", "events"):
-        raise InvalidError(f"format `{kind[:80]}`: give lines, json or events")
-    if fields.given() and kind != "json":
-        raise InvalidError(f"append: lines of format {kind} have no fields: give --format json too")
+    if kind not in ("lines", "json", "csv", "events"):
+        raise InvalidError(f"format `{kind[:80]}`: give lines, json, csv or events")
+    if fields.given() and kind not in ("json", "csv"):
+        raise InvalidError(
+            f"append: lines of format {kind} have no fields: give --format json or csv too"
+        )
     if kind == "lines":
         return None
     return _events_of_lines if kind == "events" else JsonLines(fields).events
@@ -217,106 +209,6 @@ def _event_of_line(line: bytes) -> Event | InvalidError:
         return event_of_line(line)
     except InvalidError as exc:
         return exc
-
-
-@dataclass(frozen=True, slots=True)
-class InputLines:
-    """Some lines that follow one another."""
-
-    first: int  # the number of the first one; people count from 1
-    lines: list[bytes]
-
-
-class _LinesReader:
-    """Reads an input to its end, or until ``stopped`` says so."""
-
-    def __init__(
-        self, source: BinaryIO, clock: Clock, stopped: Callable[[], bool], line_bytes_max: int
-    ) -> None:
-        self._source = source
-        self._clock = clock
-        self._stopped = stopped
-        self._line_bytes_max = line_bytes_max
-        self._file = _file_of(source)
-        self._waits = self._file is not None and not _is_regular(self._file)
-        self._ended = False
-        self.read_bytes = 0  # so far
-        self.unended: int | None = None  # the number of a last line that was left out
-
-    @property
-    def has_ended(self) -> bool:
-        """Returns whether the input was read to its end."""
-        return self._ended
-
-    def batches(self, linger_s: float, only_ended: bool = False) -> Iterator[InputLines]:
-        """Yields all lines; from a pipe, in each batch what has come within ``linger_s``.
-
-        ``FailedError`` for a line that is too long. An unended line counts at the end of the
-        input, but not with ``only_ended``, nor when reading was stopped before it.
-        """
-        number, rest = 1, b""
-        while not self._ended and (data := self._gather(linger_s)):
-            *lines, rest = (rest + data).split(b"\n")
-            if self._ended and rest and not only_ended:
-                lines.append(rest)
-                rest = b""
-            if lines:
-                yield InputLines(number, lines)
-                number += len(lines)
-            if len(rest) > self._line_bytes_max:
-                raise FailedError(
-                    f"line {number}: is longer than {self._line_bytes_max} bytes: "
-                    "split it, or raise event_bytes_max",
-                    line=number,
-                )
-        if self._ended and rest:
-            if only_ended:
-                self.unended = number
-            else:
-                yield InputLines(number, [rest])
-
-    def _gather(self, linger_s: float) -> bytes:
-        """Waits for input and returns what there is; nothing at the end."""
-        parts: list[bytes] = []
-        size = 0
-        until_s: float | None = None
-        while size < _BATCH_BYTES and self._ready(until_s):
-            data = self._read()
-            if not data:
-                self._ended = True
-                break
-            parts.append(data)
-            size += len(data)
-            if until_s is None:
-                until_s = self._clock.monotonic_s() + linger_s
-        self.read_bytes += size
-        return b"".join(parts)
-
-    def _ready(self, until_s: float | None) -> bool:
-        """Waits for input until a time. Returns False to go on without it."""
-        while not self._stopped():
-            left_s = _LOOK_S if until_s is None else until_s - self._clock.monotonic_s()
-            if not self._waits or select.select([self._source], [], [], max(0.0, left_s))[0]:
-                return True
-            if until_s is not None:
-                return False
-        return False
-
-    def _read(self) -> bytes:
-        if self._file is None:
-            return self._source.read(_READ_BYTES)
-        return os.read(self._file, _READ_BYTES)
-
-
-def _file_of(source: BinaryIO) -> int | None:
-    try:
-        return source.fileno()
-    except io.UnsupportedOperation:
-        return None
-
-
-def _is_regular(file: int) -> bool:
-    return stat.S_ISREG(os.fstat(file).st_mode)
 
 
 _DIGEST_BYTES = 16  # of the digest of an input's lines
@@ -428,9 +320,9 @@ class _NamedWriter:
             elif self._producer.is_stored(number - 1, event.key):
                 tally.repeated += 1
             elif number < self._before:
-                self._held.add(_PendingLine(number, event, mark))
+                self._held.add(_pending(number, mark, event))
             else:
-                waiting = chain(waiting, [_PendingLine(number, event, mark)])
+                waiting = chain(waiting, [_pending(number, mark, event)])
             try:
                 futures.extend((each.number, self._send(each)) for each in waiting)
             except TidelogError as exc:  # told once those before it are counted
@@ -473,25 +365,35 @@ class _NamedWriter:
         return self._digest
 
     def _send(self, line: _PendingLine) -> SendFuture:
-        event = line.event
         return self._producer.send(
-            event.value,
-            event.key,
-            id=event.id,
-            timestamp=event.timestamp,
-            type=event.type,
-            headers=event.headers,
+            line.value,
+            line.key,
+            id=line.id,
+            timestamp=line.time_ms,
+            type=line.type,
+            headers=line.headers,
             sequence=line.number - 1,
             mark=line.mark,
         )
 
 
 class _PendingLine(msgspec.Struct, frozen=True):
-    """A line that is not stored yet."""
+    """A line that is not stored yet, with the fields of its event as a file can hold them."""
 
     number: int
-    event: Event
     mark: bytes
+    value: bytes | None
+    key: bytes | None
+    id: str | None
+    time_ms: int | None
+    type: str | None
+    headers: Headers
+
+
+def _pending(number: int, mark: bytes, event: Event) -> _PendingLine:
+    time_ms = None if event.timestamp is None else check_timestamp(event.timestamp)
+    fields = (event.value, event.key, event.id, time_ms, event.type, event.headers)
+    return _PendingLine(number, mark, *fields)
 
 
 class _WaitingLines:

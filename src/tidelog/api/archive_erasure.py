@@ -28,8 +28,8 @@ class ErasableArchive(ArchiveView):
     @overload
     def erase(
         self,
+        ids: str | Iterable[str] = ...,
         *,
-        ids: Iterable[str] = ...,
         key: bytes | None = ...,
         why: str = ...,
         prove: Literal[True] = ...,
@@ -39,8 +39,8 @@ class ErasableArchive(ArchiveView):
     @overload
     def erase(
         self,
+        ids: str | Iterable[str] = ...,
         *,
-        ids: Iterable[str] = ...,
         key: bytes | None = ...,
         why: str = ...,
         prove: Literal[False],
@@ -49,8 +49,8 @@ class ErasableArchive(ArchiveView):
 
     def erase(
         self,
+        ids: str | Iterable[str] = (),
         *,
-        ids: Iterable[str] = (),
         key: bytes | None = None,
         why: str = "",
         prove: bool = True,
@@ -92,7 +92,7 @@ class ErasableArchive(ArchiveView):
         record_proof(context, archive, proof, because)
         return proof
 
-    def plan_erase(self, *, ids: Iterable[str] = (), key: bytes | None = None) -> ErasurePlan:
+    def plan_erase(self, ids: str | Iterable[str] = (), *, key: bytes | None = None) -> ErasurePlan:
         """Returns how many events :meth:`erase` would erase now, and where they are.
 
         Searches the files of the archive and of its copies. Changes nothing.
@@ -106,8 +106,8 @@ class ErasableArchive(ArchiveView):
 
     def prove_erased(
         self,
+        ids: str | Iterable[str] = (),
         *,
-        ids: Iterable[str] = (),
         keys: Iterable[bytes] = (),
         progress: Callable[[int], None] | None = None,
         spark: str | None = None,

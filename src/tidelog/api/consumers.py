@@ -183,7 +183,12 @@ class Consumers:
         0
         """
         if not deleting:
-            check_consumer(self._context, self.topic, name)
+            try:
+                check_consumer(self._context, self.topic, name)
+            except NotFoundError as exc:
+                like = nearest(name, consumer_names(self._context, self.topic))
+                said = exc.message.replace(": not found:", f": not found{like}:", 1)
+                raise NotFoundError(said, **exc.context) from exc
             return ConsumerHandle(self._context, self.topic, name)
         names = consumer_names(self._context, self.topic)
         if name not in names:

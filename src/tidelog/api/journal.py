@@ -134,8 +134,8 @@ class JournalCalls(ABC):
     def plan_erase(
         self,
         topic: str,
+        ids: str | Iterable[str] = (),
         *,
-        ids: Iterable[str] = (),
         key: bytes | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> ErasurePlan:
@@ -144,7 +144,7 @@ class JournalCalls(ABC):
         Give ids, or a key, for which it reads the keys of the whole topic and calls ``progress``
         with the bytes read so far. Changes nothing.
 
-        >>> plan = home.plan_erase("orders", ids=["order-2", "order-9"])
+        >>> plan = home.plan_erase("orders", ["order-2", "order-9"])
         >>> plan.events, plan.partitions, plan.archives
         (1, {'orders/0': 1}, {'daily': 1})
         """

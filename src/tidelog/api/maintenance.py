@@ -35,6 +35,7 @@ from tidelog.log.maintenance.trim import (
     TrimResult,
     TrimTo,
     before_time,
+    explain_kept,
     plan_trim,
     trim_topic,
 )
@@ -80,6 +81,10 @@ class TrimOptions(TypedDict, total=False):
     dry_run: bool  # change nothing, and return what would be deleted
     incarnation: str  # trim this topic only, and no other that has the name now
     who: str  # for the audit
+
+
+# What else an unknown option of a trim may have been meant for.
+_TRIM_TO = "`before` (a time), `to` (tidelog.ToOffsets({0: 50}) or tidelog.KeepBytes), past_readers"
 
 
 class MaintenanceCalls(ABC):
@@ -163,8 +168,8 @@ class MaintenanceCalls(ABC):
     def erase(
         self,
         topic: str,
+        ids: str | Iterable[str] = ...,
         *,
-        ids: Iterable[str] = ...,
         key: bytes | None = ...,
         why: str = ...,
         prove: Literal[True] = ...,
@@ -175,8 +180,8 @@ class MaintenanceCalls(ABC):
     def erase(
         self,
         topic: str,
+        ids: str | Iterable[str] = ...,
         *,
-        ids: Iterable[str] = ...,
         key: bytes | None = ...,
         why: str = ...,
         prove: Literal[False],
@@ -186,8 +191,8 @@ class MaintenanceCalls(ABC):
     def erase(
         self,
         topic: str,
+        ids: str | Iterable[str] = (),
         *,
-        ids: Iterable[str] = (),
         key: bytes | None = None,
         why: str = "",
         prove: bool = True,
@@ -205,7 +210,7 @@ class MaintenanceCalls(ABC):
         With ``prove=False`` it returns once the events are deleted; maintenance removes their bytes
         later. An erasure that fails can be repeated.
 
-        >>> proof = home.erase("orders", ids=["order-2", "order-9"], why="request 1234")
+        >>> proof = home.erase("orders", ["order-2", "order-9"], why="request 1234")
         >>> proof.is_erased, proof.deleted.events, proof.deleted.missing
         (True, 1, ('order-9',))
         """
@@ -214,7 +219,7 @@ class MaintenanceCalls(ABC):
         check_options("erase", options, EraseOptions)
         wanted = [ids] if isinstance(ids, str) else list(ids)
         if bool(wanted) == (key is not None):
-            raise InvalidError("erase: give ids or a key")
+            raise _ids_or_key("erase")
         shown = options.get("incarnation", "")
         check_shown(f"topic `{topic}`", shown, self.topic(topic).incarnation)
         amender = self.amender(topic, self.reason(why, options.get("who")))
@@ -240,8 +245,8 @@ class MaintenanceCalls(ABC):
     def purge_and_prove(
         self,
         topic: str,
+        ids: str | Iterable[str] = (),
         *,
-        ids: Iterable[str] = (),
         keys: Iterable[bytes] = (),
         why: str = "",
         deleted: DeleteResult | None = None,
@@ -279,19 +284,29 @@ class MaintenanceCalls(ABC):
         return proof
 
     def delete(
-        self, topic: str, ids: str | Iterable[str], *, why: str = "", who: str | None = None
+        self,
+        topic: str,
+        ids: str | Iterable[str] | None = None,
+        *,
+        key: bytes | None = None,
+        why: str = "",
+        who: str | None = None,
     ) -> DeleteResult:
-        """Hides all events that have one of these ids from readers; their bytes go later.
+        """Hides all events that have one of these ids, or a key, from readers; bytes go later.
 
-        No reader that starts after this returned sees them. Maintenance removes their bytes from
-        the topic and from files of archives; ``erase`` does so at once, and proves it. For a single
-        id, raises ``NotFoundError`` if there is no such event. For several, the result lists the
-        ids without an event.
+        Give ids, or ``key``, as to :meth:`delete_key`. No reader that starts after this returned
+        sees the events. Maintenance removes their bytes from the topic and from files of archives;
+        ``erase`` does so at once, and proves it. For a single id, raises ``NotFoundError`` if there
+        is no such event. For several, the result lists the ids without an event.
 
         >>> home.delete("orders", ["order-2", "order-3"], why="entered twice").events
         2
         """
-        wanted = [ids] if isinstance(ids, str) else list(ids)
+        if (ids is None) == (key is None):
+            raise _ids_or_key("delete")
+        if key is not None:
+            return self.delete_key(topic, key, why=why, who=who)
+        wanted = [ids] if isinstance(ids, str) else list(ids or ())
         for each in wanted:
             check_id(each)
         if not wanted:
@@ -352,8 +367,8 @@ class MaintenanceCalls(ABC):
     def prove_erased(
         self,
         topic: str,
+        ids: str | Iterable[str] = (),
         *,
-        ids: Iterable[str] = (),
         keys: Iterable[bytes] = (),
         progress: Callable[[int], None] | None = None,
         spark: str | None = None,
@@ -484,7 +499,7 @@ class MaintenanceCalls(ABC):
         >>> [done.new_start for done in home.trim("orders", tidelog.ToOffsets({0: 2}))]
         [2]
         """
-        check_options("trim", options, TrimOptions)
+        check_options("trim", options, TrimOptions, _TRIM_TO)
         wanted = to if before is None else before
         if wanted is None or None not in (to, before):
             raise InvalidError("trim: give one of `to` and `before`")
@@ -499,7 +514,7 @@ class MaintenanceCalls(ABC):
             plan = plan_trim(self.context, found, wanted)
             starts = {each.partition: each.new_start for each in plan}
             check_readers(self.context, found, past_readers, starts)
-            return plan
+            return explain_kept(self.context, found, wanted, plan)
 
         def check(starts: Mapping[int, int]) -> None:
             check_readers(self.context, found, past_readers, starts)
@@ -511,7 +526,8 @@ class MaintenanceCalls(ABC):
                 record_action(self.context, "topic trim", f"topic {topic}", note, who)
 
         with freeing(self.catalog):
-            return trim_topic(self.context, found, wanted, check)
+            done = trim_topic(self.context, found, wanted, check)
+            return explain_kept(self.context, found, wanted, done)
 
     def sweep(
         self, grace: str | int = defaults.SWEEP_GRACE, *, accept_loss: Iterable[str] = ()
@@ -561,6 +577,10 @@ class MaintenanceCalls(ABC):
         """
         self._check_open()
         return list(inspect_home(self.context))
+
+
+def _ids_or_key(call: str) -> InvalidError:
+    return InvalidError(f"{call}: give ids or a key")
 
 
 def _ignore(_: object) -> None:

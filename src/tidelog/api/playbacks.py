@@ -96,8 +96,6 @@ def play_to(
         on_slot=options.get("on_slot", lambda _: None),
         stopped=stop.is_set,
     )
-    span = f"{asked.start or 'the first'} to {asked.end or 'now'}"
-    record_playback(context, asked.topic, span, asked.sink, options.get("who", ""))
     spark = options.get("spark")
     if spark is not None:
         if name is not None or how.speed is not None or how.empty_slots:
@@ -110,7 +108,7 @@ def play_to(
         if name is not None:
             return _resume(context, asked, name, options, how, pool)
         topic, pin = pin_asked(context, asked, pool)
-        _begin(options, topic, pin)
+        _begin(context, asked, options, (topic, pin))
         setting = SinkContext.of(context, context.environ, context.ids.new())
         with opened(lambda: _open(context, asked.sink, setting)) as sink:
             return run_playback(Playback(context, topic, pin, pool, how), sink)
@@ -142,7 +140,7 @@ def _resume(
             return PlaybackResult()
     if named.state.finished_ms:
         return PlaybackResult(finished=True, before=named.state)
-    _begin(options, topic, pinned.pin)
+    _begin(context, asked, options, (topic, pinned.pin), named.label)
     setting = SinkContext.of_named(context, context.environ, named, pinned)
     playback = Playback(context, topic, pinned.pin, pool, how)
     return run_named(playback, named, lambda: _open(context, asked.sink, setting))
@@ -158,12 +156,22 @@ def _play_parallel(
     from tidelog.spark.playback import play_parallel  # noqa: PLC0415 - Spark takes a second
 
     topic, pin = pin_asked(context, asked)
-    _begin(options, topic, pin)
+    _begin(context, asked, options, (topic, pin))
     session = open_session(spark, f"playback {topic.name}", options.get("spark_conf"))
     return play_parallel(context, session, topic, pin, asked.sink, how)
 
 
-def _begin(options: PlayOptions, topic: Topic, pin: Pin) -> None:
+def _begin(
+    context: Context,
+    asked: PlaybackRequest,
+    options: PlayOptions,
+    played: tuple[Topic, Pin],
+    label: str = "",
+) -> None:
+    """Records the playback in the audit, before it reads an event, and reports what it plays."""
+    topic, pin = played
+    who = options.get("who", "")
+    record_playback(context, topic.name, pin.range, asked.sink, who, label)
     if on_begin := options.get("on_begin"):
         on_begin(topic, pin)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -239,6 +240,7 @@ class TopicCalls(ABC):
 
 
 _SEARCH_S = 1.0  # that one search may take
+_STOP_LOOK_S = 0.2  # between looks at whether a tail is to end
 _AT_ONCE = 1_000  # events of a partition before the next partition has its turn
 
 
@@ -332,15 +334,17 @@ class BrowseCalls(ABC):
         ]
         return heapq.nlargest(max_events, found, key=_by_time)[::-1]
 
-    def tail(self, topic: str, *, wait_s: float = 1.0) -> Iterator[Event]:
-        """Yields events as they are appended, for ever, beginning with those that come after this.
+    def tail(
+        self, topic: str, *, wait_s: float = 1.0, stop: threading.Event | None = None
+    ) -> Iterator[Event]:
+        """Yields events as they are appended, until ``stop`` is set, beginning with later ones.
 
         Events of one partition come in order. Looks for new events every ``wait_s`` seconds. Skips
         events that are trimmed before it reads them.
 
         >>> events = home.tail("orders")
         """
-        return self._tail(Tail(self, topic), wait_s)
+        return self._tail(Tail(self, topic), wait_s, stop or threading.Event())
 
     def search(
         self,
@@ -371,11 +375,16 @@ class BrowseCalls(ABC):
         most = (limit, _SEARCH_S)
         return search_partition(self.context, found, partition, start, query, most)
 
-    def _tail(self, tail: Tail, wait_s: float) -> Iterator[Event]:
-        while True:
-            yield from tail.look()
-            if not tail.has_more:
-                self.context.clock.sleep(wait_s)
+    def _tail(self, tail: Tail, wait_s: float, stop: threading.Event) -> Iterator[Event]:
+        clock = self.context.clock
+        while not stop.is_set():
+            for event in tail.look():
+                if stop.is_set():
+                    return
+                yield event
+            until_s = clock.monotonic_s() + (0 if tail.has_more else wait_s)
+            while not stop.is_set() and (left_s := until_s - clock.monotonic_s()) > 0:
+                clock.sleep(min(left_s, _STOP_LOOK_S))
 
     def _read_parts(
         self, topic: str, partition: int | None, start: int | None, end: int | None

@@ -195,6 +195,13 @@ def _usage(error: click.ClickException) -> TidelogError:
     if isinstance(error, click.NoSuchOption) and error.option_name[1:2].isdigit():
         message += ": put `--` before a time that begins with a dash, such as `-- -1h`"
     context = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        name = error.option_name.lstrip("-")
+        arguments = [
+            each.name for each in context.command.params if each.param_type_name == "argument"
+        ]
+        if name in arguments:
+            message += f": {name.upper()} is an argument: give it without `{error.option_name}`"
     hint = f": see `{context.command_path} --help`" if context is not None else ""
     return InvalidError(f"{message}{hint}")
 

@@ -413,14 +413,20 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 
 def ids_of_lines(text: str, what: str) -> list[str]:
-    """Returns the ids of lines that end with a newline; skips empty ones. ``InvalidError``."""
+    """Returns the ids of lines that end with a newline; skips empty ones. ``InvalidError``.
+
+    If the first of several ends with a carriage return too, as Windows writes it, all lines may.
+    """
     if text.startswith(_BYTE_ORDER_MARK):
         raise InvalidError(
             f"{what}: begins with a byte order mark: save it without one, or write an id that "
             'begins so as a JSON string, "\\ufeff..."'
         )
     ids = []
-    for number, line in enumerate(text.split("\n"), 1):
+    lines = text.split("\n")
+    end = "\r" if len(lines) > 1 and lines[0].endswith("\r") else ""
+    for number, each in enumerate(lines, 1):
+        line = each.removesuffix(end)
         if line.endswith("\r"):
             raise InvalidError(
                 f"{what}: line {number} ends with a carriage return: save it with LF line ends, "

@@ -19,7 +19,8 @@ get into another topic by a playback, a pump, a restore, or as dead letters of a
 that is erased from its topic must go from the copies too, and some of them leave no other record.
 The kinds:
 
-- A *playback*, before it begins: one without a name leaves no other record.
+- A *playback*, before it reads its first event: one without a name leaves no other record. The
+  record of one with a name has its label, as its own rows say more while it has the name.
 - A *deleted* pump or restore. A proof finds the target of a deleted pipeline by its producers
   there. They go with the target, and archives of the target may stay: then only this record says
   where their events came from. Nor do producers say whether copies have other ids or keys, and a
@@ -51,11 +52,12 @@ from tidelog.context import Context
 from tidelog.coordination.ownership import write_repeatedly
 from tidelog.coordination.trusted_time import trusted_now_ms
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
-from tidelog.model import layout
+from tidelog.model import layout, limits
 from tidelog.model.address import recorded_name
 from tidelog.model.decoding import Persisted
-from tidelog.model.event import check_utf8
+from tidelog.model.event import check_utf8, to_iso
 from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.playback import TimeRange
 from tidelog.model.topic import decode_row, encode_row
 
 __all__ = [
@@ -102,7 +104,7 @@ __all__ = [
 
 ACTIONS_KEPT_MS = 400 * 86_400_000  # more than a year
 WHO_MAX = 200  # characters
-_TEXT_MAX = 500  # characters of each other text
+_TEXT_MAX = 1_000  # characters of each other text: two names of sources or sinks, and more
 _FORGET_AT_ONCE = 1_000  # records that one sweep deletes at most
 # Operations that say where events were copied to.
 PLAYBACK = "playback"
@@ -198,13 +200,14 @@ def forget_actions(context: Context) -> int:
 
 def _forgettable(rows: Iterable[Row]) -> Iterator[Row]:
     """Yields the rows of old records that no proof needs."""
-    copies: dict[tuple[str, str, str], Row] = {}  # the newest of equal ones so far
+    copies: dict[tuple[object, ...], Row] = {}  # the newest of equal ones so far
     for row in rows:
         action = decode_row(row.value, Action, f"audit row `{row.row}`")
         if action.op not in _COPIES:
             yield row
             continue
-        said = (action.op, action.what, action.note)
+        played = played_topic(action)  # at any time
+        said = (action.op, action.what, action.note if played is None else played)
         if said in copies:
             yield copies[said]
         copies[said] = row
@@ -416,6 +419,7 @@ def key_digest(hashed: str) -> bytes:
 _TOPIC = "topic "
 _SOURCE = "of "
 _TARGET = ", to "
+_LABEL = ", as "
 _DEAD_LETTER_TARGET = ", to topic:"
 _RENAMED = ", with another "
 _AGAIN_S = 86_400.0
@@ -426,25 +430,31 @@ class PlayedTopic(NamedTuple):
 
     source: str
     sink: str  # such as topic:NAME; only the scheme of one that may hold a secret
+    label: str = ""  # of a playback with a name, whose rows say more while it has it
 
 
-def record_playback(context: Context, topic: str, span: str, sink: str, who: str) -> None:
-    """Puts a playback into the home's audit.
+def record_playback(
+    context: Context, topic: str, times: TimeRange, sink: str, who: str, label: str = ""
+) -> None:
+    """Puts a playback into the home's audit; call it before it reads its first event.
 
     A home that cannot be written to, such as a read-only copy, is played without a record.
     """
     is_kept = bool(sink.partition(":")[2])  # not so of what is printed, or of a function
     to = recorded_name(sink) if is_kept else "a sink"
+    start = to_iso(times.start_ms) if times.start_ms else "the first"
+    end = to_iso(times.end_ms) if times.end_ms < limits.TIMESTAMP_MS_END else "the last"
+    note = f"{start} to {end}{f'{_LABEL}{label}' if label else ''}{_TARGET}{to}"
     with contextlib.suppress(InvalidError):
-        record_action(context, PLAYBACK, f"{_TOPIC}{topic}", f"{span}{_TARGET}{to}", who)
+        record_action(context, PLAYBACK, f"{_TOPIC}{topic}", note, who)
 
 
 def played_topic(action: Action) -> PlayedTopic | None:
     """Returns what a record of the audit says about a playback; None for other records."""
-    sink = action.note.partition(_TARGET)[2]
+    span, _, sink = action.note.partition(_TARGET)
     if action.op != PLAYBACK or ":" not in sink:
         return None
-    return PlayedTopic(action.what.removeprefix(_TOPIC), sink)
+    return PlayedTopic(action.what.removeprefix(_TOPIC), sink, span.partition(_LABEL)[2])
 
 
 class DeletedCopy(NamedTuple):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from os import PathLike
@@ -53,7 +54,7 @@ from tidelog.erasure.matcher import (
 from tidelog.erasure.metadata_objects import event_values
 from tidelog.erasure.proof_places import places_of_files, stagings_of_others
 from tidelog.erasure.proof_scope import ProofScope
-from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, NotFoundError
 from tidelog.model.archive import Archive
 from tidelog.model.decoding import decode_json
 from tidelog.model.event import to_iso
@@ -65,6 +66,7 @@ __all__ = [
     "Proof",
     "SearchedPlace",
     "Trace",
+    "check_proof_path",
     "is_recorded",
     "record_proof",
 ]
@@ -177,11 +179,23 @@ class Proof:
         return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the proof to a file, for an auditor. ``Proof.load`` reads and checks it.
+        """Writes the proof to a new file, for an auditor. ``Proof.load`` reads and checks it.
+
+        Raises ``AlreadyExistsError`` if the file exists, so that no proof replaces another.
 
         >>> home.erase("orders", ids=["order-2"]).save("proof.json")
         """
-        Path(path).write_bytes(self.as_json())
+        data = self.as_json()
+        try:
+            file = open(path, "xb")  # noqa: SIM115 - closed below
+        except FileExistsError as exc:
+            raise _existing_file(path) from exc
+        try:
+            with file:
+                file.write(data)
+        except OSError:
+            Path(path).unlink(missing_ok=True)  # a part of a proof is none
+            raise
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Proof:
@@ -248,6 +262,27 @@ _PLAIN = (
     "bytes",
     "out_of_reach",
 )
+
+
+def check_proof_path(path: str | PathLike[str]) -> None:
+    """Raises unless ``Proof.save`` can write to a path; call it before anything is erased.
+
+    Raises ``AlreadyExistsError`` for a file that exists, and ``InvalidError`` for a folder that
+    does not exist or cannot be written to.
+    """
+    file = Path(path)
+    if file.is_symlink() or file.exists():
+        raise _existing_file(path)
+    if not file.parent.is_dir():
+        raise InvalidError(f"file `{path}`: there is no folder `{file.parent}`: create it first")
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise InvalidError(f"file `{path}`: its folder cannot be written to: fix its rights")
+
+
+def _existing_file(path: str | PathLike[str]) -> AlreadyExistsError:
+    return AlreadyExistsError(
+        f"file `{path}`: exists already, and a proof replaces no file: choose another, or remove it"
+    )
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

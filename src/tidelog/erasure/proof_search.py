@@ -339,7 +339,7 @@ class _ProofSearch(ObjectSearch):
                 self.add(run.object, f"{said}: not compiled yet", remedies.COMPILE)
             if alive:
                 said = _holds(alive, partition)
-                self.add(run.object, f"{said}: was not deleted", remedies.DELETE)
+                self.add(run.object, f"{said}: readers still see it", remedies.DELETE)
         return counted
 
     # Archives.

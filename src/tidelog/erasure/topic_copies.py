@@ -6,7 +6,8 @@ proof of an erasure searches these topics, with their archives, and lists the ot
 that was deleted since is followed too: its archives and copies stay. A playback without a name, or
 whose name was forgotten, is known by the home's audit, which names topics that may have been
 created again since. So are topics with dead letters of handlers, and a pipeline that was deleted
-with its target. A consumer that produces leaves no such record.
+with its target. A consumer that produces leaves no such record. A playback with a name is known by
+its own rows alone, and one that certainly sent nothing is left out.
 
 A pump may give its copies ids or keys of their own, by a field or a transform. A search for the
 original ones does not find these copies, so a proof lists the topics that have them. It may also
@@ -46,7 +47,7 @@ from tidelog.model.archive import Archive
 from tidelog.model.pipeline import RENAMED, NamedPipeline
 from tidelog.model.topic import Topic, pipeline_of
 from tidelog.pipeline.registry import is_target_deleted, list_pipelines
-from tidelog.playback.session import list_playbacks
+from tidelog.playback.session import KnownPlayback, list_playbacks
 
 __all__ = [
     "IN_HOME",
@@ -171,12 +172,15 @@ def find_copies(context: Context, originals: Originals) -> Copies:
     known = dict.fromkeys(originals.incarnations, originals.renamed)
     systems: dict[Source, frozenset[str]] = {}
     deleted = [*deleted_pipelines(context, topics.values())]
-    audited = [*_audited(context, topics.values())]
+    # Read once: a playback that is forgotten in between is known by its rows or by the audit.
+    playbacks = list(list_playbacks(context))
+    labels = {each.label for each in playbacks}
+    audited = [*_audited(context, topics.values(), labels)]
     while left:
         one = left.pop()
         by_deleted = (step for source, step in deleted if source in one.names)
         by_audit = (step for source, step in audited if one.has(source))
-        for step in (*_steps(context, one), *by_deleted, *by_audit):
+        for step in (*_steps(context, one, playbacks), *by_deleted, *by_audit):
             renamed = one.renamed | step.renamed
             if not step.target:
                 renamed |= {"time"}  # the other system may set it, as Kafka and Kinesis do
@@ -291,14 +295,17 @@ def _own_times(original: Times, own: Times) -> Times:
     return {each: until for each, until in own.items() if until >= original.get(each, until)}
 
 
-def _steps(context: Context, originals: Originals) -> Iterator[_Step]:
+def _steps(
+    context: Context, originals: Originals, playbacks: Iterable[KnownPlayback]
+) -> Iterator[_Step]:
     """Yields what copied events out of a topic, or out of archives."""
     pipelines = list(pipelines_from(context, originals.sources))
     yield from _of_pipelines(pipelines, _transformed(context) if pipelines else set())
-    for playback in list_playbacks(context):
+    for playback in playbacks:
         pinned = playback.pinned
-        if pinned.pin.incarnation in originals.incarnations:
-            how = f"playback `{playback.name}` copied events of `{pinned.topic}` to it"
+        if pinned.pin.incarnation in originals.incarnations and not playback.sent_nothing:
+            copied = "may have copied" if playback.is_unconfirmed else "copied"
+            how = f"playback `{playback.name}` {copied} events of `{pinned.topic}` to it"
             yield _Step(how, pinned.sink, pinned.target)
 
 
@@ -320,12 +327,15 @@ def deleted_pipelines(context: Context, topics: Iterable[Topic]) -> Iterator[tup
                     yield source, _Step(how, f"topic:{topic.name}", topic.incarnation)
 
 
-def _audited(context: Context, topics: Iterable[Topic]) -> Iterator[tuple[Source, _Step]]:
+def _audited(
+    context: Context, topics: Iterable[Topic], labels: Collection[str]
+) -> Iterator[tuple[Source, _Step]]:
     """Yields what was copied by the audit, each with its source.
 
-    The audit has the name of a topic. Of one that was deleted, archives know the incarnation.
+    The audit has the name of a topic. Of one that was deleted, archives know the incarnation. The
+    rows of playbacks with these labels say more than the audit.
     """
-    copies = sorted(recorded_copies(context))
+    copies = sorted(each for each in recorded_copies(context) if each.label not in labels)
     named = {(each.name, each.incarnation) for each in topics}
     named |= incarnations_read(context) if copies else set()
     for copy in copies:
@@ -360,6 +370,7 @@ class RecordedCopy(NamedTuple):
     how: str  # who copied
     incarnation: str = ""  # of the topic; empty: unknown
     renamed: tuple[str, ...] = ()  # what the copies have other ones of: id, key, time
+    label: str = ""  # of a playback with a name
 
     @property
     def target(self) -> str | None:
@@ -387,7 +398,8 @@ def recorded_copies(context: Context) -> set[RecordedCopy]:
             copy = RecordedCopy(copied.source, copied.sink, how, copied.incarnation, renamed)
             found.add(copy)
         elif played is not None:
-            found.add(RecordedCopy(("topic", played.source), played.sink, "a playback copied"))
+            source, how = ("topic", played.source), "a playback copied"
+            found.add(RecordedCopy(source, played.sink, how, label=played.label))
         elif letters is not None:
             how = f"{letters.handler} moved failed"
             found.add(RecordedCopy(letters.source, f"topic:{letters.target}", how))

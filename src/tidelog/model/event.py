@@ -47,7 +47,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     value: bytes | None  # None is a tombstone, and is stored
     key: bytes | None = None
     id: str | None = None
-    timestamp: int | datetime | None = None  # event time in ms UTC; None: when it is sent
+    timestamp: int | datetime | str | None = None  # ms UTC, or ISO 8601; None: when it is sent
     type: str | None = None
     headers: Headers = ()
     topic: str | None = None
@@ -123,14 +123,18 @@ def check_event(event: Event, bytes_max: int = limits.EVENT_BYTES_MAX) -> int:
     return size
 
 
-def check_timestamp(timestamp: int | datetime) -> int:
-    """Returns a time in milliseconds, from an integer or an aware datetime."""
+def check_timestamp(timestamp: int | datetime | str) -> int:
+    """Returns a time in milliseconds, from an integer, an aware datetime or ISO 8601."""
+    if isinstance(timestamp, str):
+        return from_iso(timestamp)
     if isinstance(timestamp, datetime):
         if timestamp.tzinfo is None:
             raise InvalidError(f"timestamp {timestamp}: has no time zone: give an aware datetime")
         timestamp = (timestamp - _EPOCH) // _MILLISECOND  # exact, unlike seconds in a float
     if type(timestamp) is not int:
-        raise InvalidError(f"timestamp {timestamp!r}: give whole milliseconds or an aware datetime")
+        raise InvalidError(
+            f"timestamp {timestamp!r}: give whole milliseconds, ISO 8601 or an aware datetime"
+        )
     if not 0 <= timestamp < limits.TIMESTAMP_MS_END:
         raise InvalidError(
             f"timestamp {timestamp}: is outside of the years 1970 to 9999: give milliseconds UTC"

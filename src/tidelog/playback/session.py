@@ -86,7 +86,7 @@ class NamedPlayback:
 
     def __init__(self, context: Context, name: str, generation: int = 1) -> None:
         self.name = name
-        self.label = name if generation == 1 else f"{name}~{generation}"  # for sinks
+        self.label = _label(name, generation)  # for sinks
         self._generation = generation
         self.state = PlaybackState()
         self._context = context
@@ -227,6 +227,24 @@ class KnownPlayback:
     state: PlaybackState
     is_played: bool  # by a process that is not known to be dead
 
+    @property
+    def label(self) -> str:
+        """Returns the name that sinks and the audit know this playback by, and no other."""
+        return _label(self.name, self.pinned.generation)
+
+    @property
+    def sent_nothing(self) -> bool:
+        """Returns whether certainly no event has left: no lot was ever intended."""
+        state = self.state
+        is_own = state.generation == self.pinned.generation  # the rows are read one by one
+        is_unused = state.until is None and state.cursor is None and not state.number
+        return is_own and is_unused and not self.is_played
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Returns whether events may have left, but no lot is known to be out."""
+        return self.state.cursor is None and not self.state.finished_ms
+
 
 def find_playback(context: Context, name: str) -> PlaybackPin | None:
     """Returns the settings of the playback with this name, or None."""
@@ -292,6 +310,10 @@ def forget_playback(context: Context, name: str) -> None:
         gone = Delete(known.row, known.version)
         with contextlib.suppress(ConflictError, UnknownOutcomeError):  # it is only for listing
             context.catalog.write(layout.REGISTRY, gone, write_id=context.ids.new())
+
+
+def _label(name: str, generation: int) -> str:
+    return name if generation == 1 else f"{name}~{generation}"
 
 
 def _state(name: str, row: Row | None) -> PlaybackState:

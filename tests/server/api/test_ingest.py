@@ -450,3 +450,21 @@ def test_bodies_that_are_sent_at_once_share_the_room_of_the_buffer(
             assert first.result().status_code == 201
         assert served.post(body).status_code == 201, "the room is free again"
         assert len(served.values()) == 800
+
+
+def test_invalid_event_is_named_by_a_number_from_one(served: Served) -> None:
+    body = b'{"value": "a"}\n\n{"valeu": "b"}\n'
+    typed = {"content-type": LINES}
+    error = served.client.post("/topics/t/events", content=body, headers=typed).json()["error"]
+    assert (error["message"].partition(":")[0], error["context"]["line"]) == ("line 3", 3)
+    array = b'[{"value": "a"}, {"valeu": "b"}]'
+    typed = {"content-type": "application/json"}
+    error = served.client.post("/topics/t/events", content=array, headers=typed).json()["error"]
+    assert (error["message"].partition(":")[0], error["context"]["event"]) == ("event 2", 2)
+    assert served.values() == []
+
+
+def test_unknown_topic_names_the_route_that_lists_topics(served: Served) -> None:
+    answer = served.client.post("/topics/none/events", json={"value": "a"})
+    assert answer.status_code == 404
+    assert "see `GET /topics`" in answer.json()["error"]["message"]

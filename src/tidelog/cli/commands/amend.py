@@ -6,14 +6,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import click
 
 from tidelog.api.maintenance import EraseOptions, ProveOptions
-from tidelog.cli.commands.proof import end_with, proof_option, removal_bar, show_proof, wait_option
+from tidelog.cli.commands.proof import (
+    Sought,
+    proof_option,
+    removal_bar,
+    report_proof,
+    unseen_file,
+    wait_option,
+)
 from tidelog.cli.output import (
     FAILED,
     Output,
@@ -48,7 +55,6 @@ __all__ = [
 ]
 
 
-_BACKFILL = "make the archive's files again with `tidelog archive backfill`"
 _SHOWN = 3  # ids of a record that a table names
 _MARK_CHARS = 19  # of a hash: enough to distinguish ids
 
@@ -185,16 +191,11 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
         only = "only " if selectors else ""
         raise InvalidError(f"delete: give {only}one of ids, --key and --ids-file")
     ids = _lines(file) if file is not None else list(given["ids"])
-    what = f"all events with key `{key}`" if key is not None else counted(len(ids), "id")
     # Ids in the command itself are as clear as a --yes to a script; a key or a file may be many.
     is_clear = bool(given["ids"]) and not sys.stdin.isatty()
     with open_home(home_text) as home:
         shown = _topic_of(home, topic).incarnation
-        is_sure = given["yes"] or is_clear
-        if not is_sure and sys.stdin.isatty():
-            _preview(home, topic, ids, key)
-        question = f"Delete {what} from `{topic}`, for good?"
-        ask_first(f"events of `{topic}`", question, is_sure)
+        _confirm(home, topic, (ids, key), given, is_sure=given["yes"] or is_clear)
         tasks = tasks_of(given)
         how = EraseOptions(
             who=given["who"],
@@ -214,13 +215,13 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
                 proof = home.purge_and_prove(
                     topic, ids=ids, keys=keys, why=given["why"], deleted=deleted, **about
                 )
-            show_proof(output, proof, watch.values)
-            say_unseen(output, () if output.as_json else deleted.unseen)
-            end_with(output, proof, given["proof_file"])
+            report_proof(output, proof, given["proof_file"], watch.values, Sought(ids, key))
         else:
             told = {"deleted": deleted.events, "archived": deleted.archived}
             output.record({"topic": topic, **told, "missing": _shown(output, deleted)})
             say_unseen(output, deleted.unseen)
+            if not (deleted.events or deleted.archived):
+                output.say(f"Nothing was deleted: {_no_event(topic, key)}.")
             if not deleted.is_clean:
                 sys.exit(FAILED)
 
@@ -244,8 +245,12 @@ def audit(
 
     It never shows the contents of events.
 
-    Without a topic, show what was done to the home: logins, tokens, cursors, playbacks, and reads
-    where the server runs with --audit-reads.
+    Without a topic, show what was done to the home: topics that were created, trimmed or deleted,
+    archives, pumps, cursors, tokens, logins, playbacks, and reads where the server runs with
+    --audit-reads. Trims of a topic are only there.
+
+    One delete may have two records: one of the events that the topic had, and one of those that
+    only its archives had (`events` says so).
 
     Ids and keys are shown as hashes (sha256), so that the audit does not keep what was erased. Use
     --id or --key to find the records of one.
@@ -276,11 +281,10 @@ def audit(
 def say_unseen(output: Output, files: Collection[str]) -> None:
     """Name files of archives in which nothing could be looked for."""
     for file in files:
-        what = f"archive file `{file}`: has no ids or keys to be searched for: {_BACKFILL}"
         if output.as_json:
-            output.record({"unseen": file, "error": what})
+            output.record({"unseen": file, "error": unseen_file(file)})
         else:
-            output.say(what)
+            output.say(unseen_file(file))
 
 
 def show_records(output: Output, records: Iterable[AuditRecord]) -> None:
@@ -319,11 +323,41 @@ def show_plan(plan: ErasurePlan) -> None:
         click.echo(visible(line), err=True)
 
 
-def _preview(home: Home, topic: str, ids: list[str], key: str | None) -> None:
+def _confirm(
+    home: Home,
+    topic: str,
+    wanted: tuple[list[str], str | None],
+    given: Mapping[str, Any],
+    *,
+    is_sure: bool,
+) -> None:
+    """Asks before a delete. Raises if it may not, or if there is nothing to delete."""
+    ids, key = wanted
+    if not is_sure and sys.stdin.isatty():
+        is_found = _preview(home, topic, ids, key)
+        if not is_found and not (given["prove"] or given["proof_file"]):
+            raise NotFoundError(f"nothing was deleted: {_no_event(topic, key)}")
+    what = f"all events with key `{key}`" if key is not None else counted(len(ids), "id")
+    ask_first(f"events of `{topic}`", f"Delete {what} from `{topic}`, for good?", is_sure)
+
+
+def _no_event(topic: str, key: str | None) -> str:
+    """Returns why a delete found nothing, and what to check."""
+    what = "has the key" if key is not None else "has one of the ids"
+    given = f" `{visible(key)}`" if key is not None else ""
+    return (
+        f"no event of `{topic}` or of its archives {what}{given}: check it; "
+        f"`tidelog audit {topic}` shows what was deleted before"
+    )
+
+
+def _preview(home: Home, topic: str, ids: list[str], key: str | None) -> bool:
+    """Says what a delete would delete. Returns whether there is anything."""
     with _scan_bar(home, topic) as advance:
         bare = None if key is None else key.encode()
         plan = home.plan_erase(topic, ids=ids, key=bare, progress=advance)
     show_plan(plan)
+    return plan.events > 0
 
 
 def _scan_bar(home: Home, topic: str) -> AbstractContextManager[Callable[[int], None]]:
@@ -388,13 +422,17 @@ def _row(record: AuditRecord) -> dict[str, Any]:
         "at": to_seconds(to_iso(record.at_ms)),
         "op": record.op,
         "who": record.who,
-        "events": len(record.events) if proof is None else None,
+        "events": _events_text(record) if proof is None else None,
         "ids": ", ".join(each[:_MARK_CHARS] for each in ids[:_SHOWN]) + more or None,
         "key": record.key[:_MARK_CHARS] or None,
         "why": record.why or None,
         "state": record.state,
         "proof": f"{proof.verdict}, {proof.sha256[:_MARK_CHARS]}" if proof else None,
     }
+
+
+def _events_text(record: AuditRecord) -> str:
+    return f"{len(record.events)} only in archives" if record.archived else str(len(record.events))
 
 
 def _read(file: str) -> bytes:

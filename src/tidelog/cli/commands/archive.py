@@ -33,7 +33,13 @@ from tidelog.cli.commands.archive_generations import (
 )
 from tidelog.cli.commands.archive_look import cat, dead, find, verify
 from tidelog.cli.commands.archive_status import finalize, register, status
-from tidelog.cli.commands.proof import end_with, proof_option, removal_bar, show_proof, wait_option
+from tidelog.cli.commands.proof import (
+    Sought,
+    proof_option,
+    removal_bar,
+    report_proof,
+    wait_option,
+)
 from tidelog.cli.output import (
     FAILED,
     CommandGroup,
@@ -180,17 +186,21 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
         archive = home.archives.get(name)
         tasks, wanted = tasks_of(given), None if key is None else key.encode()
         if not given["yes"] and sys.stdin.isatty():
-            show_plan(archive.plan_erase(ids=ids, key=wanted))
+            plan = archive.plan_erase(ids=ids, key=wanted)
+            show_plan(plan)
+            if not (plan.archives or given["prove"] or given["proof_file"]):
+                given_as = "has one of the ids" if key is None else f"has the key `{visible(key)}`"
+                raise NotFoundError(
+                    f"nothing was erased: no event of archive `{name}` or its copies {given_as}: "
+                    f"check it; `tidelog archive audit {name}` shows what was erased before"
+                )
         question = f"Erase {what} from archive `{name}`, for good?"
         ask_first(f"events of archive `{name}`", question, given["yes"])
         if given["prove"] or given["proof_file"]:
             with removal_bar(home, archive=name) as watch:
                 how = ProveOptions(who=given["who"], wait=given["wait"], watch=watch, **tasks)
                 proof = archive.erase(ids=ids, key=wanted, why=given["why"], prove=True, **how)
-            show_proof(output, proof, watch.values)
-            if proof.deleted is not None and not output.as_json:
-                say_unseen(output, proof.deleted.unseen)
-            end_with(output, proof, given["proof_file"])
+            report_proof(output, proof, given["proof_file"], watch.values, Sought(ids, key))
             return
         who, why = given["who"], given["why"]
         done = archive.erase(ids=ids, key=wanted, why=why, prove=False, who=who, **tasks)

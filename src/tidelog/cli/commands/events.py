@@ -20,8 +20,9 @@ from typing import Any, BinaryIO
 
 import click
 
-from tidelog.api.append_lines import LineCounts, input_size
+from tidelog.api.append_lines import LineCounts
 from tidelog.api.consumers import ConsumerHandle, DrainOptions, LostOffsets
+from tidelog.api.input_lines import input_size
 from tidelog.cli.output import (
     CommandGroup,
     Output,
@@ -56,20 +57,21 @@ __all__ = [
 @click.argument("file", default="-", metavar="[FILE|-]")
 @click.option(
     "--format",
-    type=click.Choice(["lines", "json", "events"]),
+    type=click.Choice(["lines", "json", "csv", "events"]),
     default="lines",
     show_default=True,
-    help="lines: each line is a value. json: each line must be a JSON object. events: the output "
-    "of `tidelog consume --json`.",
+    help="lines: each line is a value. json: each line must be a JSON object. csv: the first line "
+    "names the fields, and each row becomes a JSON object of texts. events: the output of "
+    "`tidelog consume --json`.",
 )
-@click.option("--key-field", default="", metavar="F", help="The JSON field with the key.")
-@click.option("--id-field", default="", metavar="F", help="The JSON field with the id.")
-@click.option("--type-field", default="", metavar="F", help="The JSON field with the type.")
+@click.option("--key-field", default="", metavar="F", help="The JSON or CSV field with the key.")
+@click.option("--id-field", default="", metavar="F", help="The JSON or CSV field with the id.")
+@click.option("--type-field", default="", metavar="F", help="The JSON or CSV field with the type.")
 @click.option(
     "--time-field",
     default="",
     metavar="F",
-    help="The JSON field with the time: ISO 8601, or a number since 1970 in seconds, "
+    help="The JSON or CSV field with the time: ISO 8601, or a number since 1970 in seconds, "
     "milliseconds, microseconds or nanoseconds.",
 )
 @click.option(
@@ -91,13 +93,15 @@ def produce(home_text: str | None, output: Output, /, topic: str, file: str, **g
 
     A field may be nested (user.id), or be a JSON pointer (/user.id, for a name with a dot).
     An invalid line stops the command with its number; the lines before it are stored and counted.
-    Ctrl-C finishes the current batch first.
+    If the first line ends with CR and LF, as Windows writes it, no line keeps its CR. Ctrl-C
+    finishes the current batch first.
 
     \b
     Examples:
       tidelog produce orders orders.txt
       tail -f app.log | tidelog produce logs
       tidelog produce clicks clicks.jsonl --format json --key-field user.id --time-field at
+      tidelog produce customers customers.csv --format csv --key-field id
       tidelog produce logs app.log --name app.log
       tidelog produce orders new.jsonl --format json --id-field order --if-absent
       tidelog consume orders --name copy --json | tidelog produce copies --format events
@@ -343,8 +347,9 @@ def tail(home_text: str | None, output: Output, /, topic: str) -> None:
       tidelog tail orders --json
     """
     emit = _print_events if output.as_json else _print_values
-    with open_home(home_text) as home:
-        for event in home.tail(topic):
+    stop = threading.Event()
+    with open_home(home_text) as home, Interruption(stop, follows=True):
+        for event in home.tail(topic, stop=stop):
             emit([event])
 
 

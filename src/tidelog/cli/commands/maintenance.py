@@ -10,13 +10,13 @@ from typing import Any
 import click
 
 from tidelog.cli.commands.events import NO_CONSUMERS, owned
-from tidelog.cli.commands.proof import end_with, proof_option, search_with_bar, show_proof
+from tidelog.cli.commands.proof import Sought, proof_option, report_proof, search_with_bar
 from tidelog.cli.output import FAILED, Output, counted, json_option, progress_bar, utf8
 from tidelog.cli.pipeline_options import SparkFields, task_options, tasks_of
 from tidelog.cli.terminal import ask_first, open_home, past_of, past_options, yes_option
 from tidelog.errors import InvalidError
 from tidelog.home import Home
-from tidelog.log.maintenance.trim import KeepBytes, ToOffsets, TrimTo
+from tidelog.log.maintenance.trim import KeepBytes, ToOffsets, TrimResult, TrimTo
 from tidelog.log.maintenance.verify import Severity, VerifyReport
 from tidelog.model import defaults
 
@@ -61,7 +61,9 @@ def lag(home_text: str | None, output: Output, topic: str | None) -> None:
 @click.command()
 @click.argument("topic")
 @click.option(
-    "--before", metavar="TIME", help="Delete runs older than this time: ISO 8601, or -7d."
+    "--before",
+    metavar="TIME",
+    help="Delete runs whose events are all older than this time: ISO 8601, or -7d.",
 )
 @click.option(
     "--offset",
@@ -109,8 +111,10 @@ def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> 
     with open_home(home_text) as home:
         to = _trim_to(**given)
         shown = home.topic(topic).incarnation
+        kept: list[str] = []
         if not (dry_run or yes) and sys.stdin.isatty():
             plan = home.trim(topic, to, past_readers=past, dry_run=True, incarnation=shown)
+            kept = _kept(plan)
             to = ToOffsets({each.partition: each.new_start for each in plan})
             if count := sum(each.events for each in plan):
                 question = f"Delete the oldest {counted(count, 'event')} of `{topic}`, for good?"
@@ -120,8 +124,15 @@ def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> 
             ("partition", "old_start", "new_start", "events", "runs", "bytes"),
             [asdict(each) | {"events": each.events} for each in found],
         )
+        for line in kept or _kept(found):
+            output.say(line)
         if dry_run:
             output.say("Nothing was deleted.")
+
+
+def _kept(found: list[TrimResult]) -> list[str]:
+    """Returns why partitions kept older events."""
+    return [f"partition {each.partition} keeps all: {each.kept}" for each in found if each.kept]
 
 
 @click.command()
@@ -222,8 +233,8 @@ def verify(home_text: str | None, output: Output, /, topic: str | None, **given:
             proof = search_with_bar(home, topic, given["erased"], keys, tasks_of(given))
             if given["proof_file"] is not None:
                 home.record_proof(proof)
-        show_proof(output, proof)
-        end_with(output, proof, given["proof_file"])
+        sought = Sought(given["erased"], given["erased_key"])
+        report_proof(output, proof, given["proof_file"], sought=sought)
         return
     if given["proof_file"] is not None:
         raise InvalidError("verify: --proof needs --erased or --erased-key")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import sys
 import threading
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from tidelog.playback.session import KnownPlayback
 __all__ = ["playback"]
 
 _TIME = re.compile(r"\d{4}-\d\d|-\d+[a-z]+$|now$|latest$")  # in place of a sink
+_CLOCK = slice(11, 23)  # the time of day in ISO 8601, with milliseconds
 _COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")  # of a list
 
 
@@ -107,7 +109,7 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
 
     Plays the last 15 minutes by default, without events that are appended after it began. Shows a
     progress bar on a terminal. In a pipe or with --empty-slots it prints a line for each slot, with
-    the time of its first event and the number of events.
+    its time, the number of events and the time of the first one.
 
     A playback with a name can be stopped or killed and resumed: it skips nothing, and writes
     nothing twice into a topic. A name is taken until you --forget it. Events that were played stay
@@ -178,7 +180,7 @@ def _play(home_text: str | None, topic: str, options: _PlaybackOptions, how: _Me
         if played.finished:
             interrupt.finished()
         else:
-            how.say(_how_to_go_on(topic, options, played))
+            how.say(_how_to_go_on(home_text, topic, options, played))
 
 
 def _print(home_text: str | None, output: Output, topic: str, given: dict[str, Any]) -> None:
@@ -372,9 +374,9 @@ class _Messages:
         if not self._has_lines:
             return
         first = None if slot.first_ms is None else to_iso(slot.first_ms)
-        text = to_iso(slot.slot_ms)
-        if first is not None:
-            text += f": {first} [{slot.events}]"
+        text = f"{to_seconds(to_iso(slot.slot_ms))}: {counted(slot.events, 'event')}"
+        if first is not None and slot.first_ms != slot.slot_ms:
+            text += f", the first at {first[_CLOCK]}"
         self._line(text, {"slot": to_iso(slot.slot_ms), "first": first, "events": slot.events})
 
     def summary(self, played: PlaybackResult, seconds: float) -> None:
@@ -407,11 +409,16 @@ def _is_seen(beside: bool) -> bool:
     return (sys.stderr if beside else sys.stdout).isatty()
 
 
-def _how_to_go_on(topic: str, options: _PlaybackOptions, played: PlaybackResult) -> str:
+def _how_to_go_on(
+    home_text: str | None, topic: str, options: _PlaybackOptions, played: PlaybackResult
+) -> str:
     """Returns what to say when it was stopped."""
     if options.name is not None:
-        command = f"tidelog playback {topic} --to {options.sink} --resume"
-        return f"stopped; resume it with: {command} {options.name}"
+        # The name keeps the range, the target and the progress, but not the pace.
+        command = ["tidelog", *([] if home_text is None else ["--home", home_text])]
+        command += ["playback", topic, "--to", options.sink, "--resume", options.name]
+        command += [] if options.speed == "max" else ["--speed", options.speed]
+        return f"stopped; resume it with: {shlex.join(command)}"
     if played.last is None:
         return "stopped before the first event"
     return (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -25,30 +27,38 @@ from tidelog.cli.output import (
 )
 from tidelog.cli.pipeline_options import SparkFields
 from tidelog.cli.terminal import open_home
-from tidelog.erasure.proof import Proof
-from tidelog.errors import FailedError
+from tidelog.erasure.proof import Proof, Trace, check_proof_path
+from tidelog.errors import FailedError, NotFoundError
 from tidelog.home import Home
 from tidelog.model import defaults
 from tidelog.model.event import to_iso
 
 __all__ = [
-    "end_with",
+    "Sought",
     "proof",
     "proof_option",
     "removal_bar",
+    "report_proof",
     "search_with_bar",
-    "show_proof",
+    "unseen_file",
     "wait_option",
 ]
 
+_BACKFILL = "make the archive's files again with `tidelog archive backfill`"
+_COPY = re.compile(r"(topic `[^`]*` \(.*?\)): (.*)", re.DOTALL)  # a finding in a copy of a topic
 _UNDER_WAY = "archive_ranges_under_way"
-_NAMED_MAX = 5  # of ids that were not found
+_NAMED_MAX = 5  # of ids that were not found, and of ids in a command
+_OBJECTS_MAX = 3  # that are named of those with the same remedy
 _HEADLINES = {
     "erased": "ERASED: no object that was searched holds any of it.",
     "not erased": "NOT ERASED: something is left.",
     "nothing to prove": "NOTHING TO PROVE: an id or key that you gave was never deleted here. "
     "Check it; to prove others, leave it out.",
 }
+_PARTLY = (
+    "NOT ALL PROVED: no object that was searched holds any of it, but an id that you gave was "
+    "never deleted here. Check it; to prove the others, leave it out."
+)
 
 wait_option = click.option(
     "--wait",
@@ -62,8 +72,16 @@ proof_option = click.option(
     "proof_file",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Write the proof to a file: JSON with a hash, and hashes in place of ids and keys.",
+    callback=lambda _context, _option, path: _new_file(path),
+    help="Write the proof to a new file: JSON with a hash, and hashes in place of ids and keys.",
 )
+
+
+def _new_file(path: str | None) -> str | None:
+    """Refuses a file that cannot be written, before the command erases anything."""
+    if path is not None:
+        check_proof_path(path)
+    return path
 
 
 @click.group(cls=CommandGroup)
@@ -104,14 +122,22 @@ def check(home_text: str | None, output: Output, /, file: str, **given: Any) -> 
         raise FailedError(f"proof `{file}`: is about other ids or keys: give the file of this one")
     if given["recorded"]:
         with open_home(home_text) as home:
-            if not home.has_proof(found):
+            if not _is_recorded(home, found):
                 raise FailedError(
                     f"proof `{file}`: the audit of {found.subject} does not have its hash: "
                     "it was written elsewhere, or was not recorded"
                 )
-    show_proof(output, found)
-    output.say(f"\n{_checks(given)}")
-    end_with(output, found)
+    report_proof(output, found, note=_checks(given))
+
+
+def _is_recorded(home: Home, found: Proof) -> bool:
+    try:
+        return home.has_proof(found)
+    except NotFoundError as exc:
+        raise NotFoundError(
+            f"{found.subject}: is not in this home: name the home of the proof, with "
+            "`tidelog --home HOME proof check`"
+        ) from exc
 
 
 def _checks(given: Mapping[str, Any]) -> str:
@@ -162,47 +188,90 @@ def _topic_bytes(home: Home, topic: str) -> Callable[[], int]:
     return lambda: sum(state.bytes or 0 for state in home.partitions(topic))
 
 
-def show_proof(output: Output, proof: Proof, purged: Mapping[str, int] | None = None) -> None:
-    """Print the verdict and its evidence; with what was removed before, where that is known."""
-    if output.as_json:
-        output.record(_values(proof, purged))
-        return
-    output.say(_HEADLINES[proof.verdict])
-    output.say("")
-    output.record(_evidence(proof, purged))
-    for number, trace in enumerate(proof.traces, 1):
-        output.say(f"\nleft {number}: {trace.object}\n  {trace.what}\n  to do: {trace.do}")
-    for each in proof.out_of_reach:
-        output.say(f"out of reach: {each}")
+class Sought(NamedTuple):
+    """What the person gave: a proof has only hashes of it."""
+
+    ids: Collection[str] = ()
+    key: str | None = None
 
 
-def end_with(output: Output, proof: Proof, file: str | None = None) -> None:
-    """Write the proof to a file if there is one; exit with 1 unless the proof is clean."""
+def report_proof(
+    output: Output,
+    proof: Proof,
+    file: str | None = None,
+    purged: Mapping[str, int] | None = None,
+    sought: Sought | None = None,
+    note: str = "",
+) -> None:
+    """Writes the proof to a file if there is one, prints it, and exits with 1 unless it is clean.
+
+    The file comes first: if printing fails, a repeat would no longer prove what was deleted now.
+    """
+    failure: OSError | None = None
     if file is not None:
-        proof.save(file)
-        output.say(f"\nWrote the proof to {file}. Check it with `tidelog proof check {file}`.")
+        try:
+            proof.save(file)
+        except OSError as exc:  # such as a full disk: what was proved is still printed
+            failure = exc
+    _show_proof(output, proof, purged, sought or Sought())
     unseen = () if proof.deleted is None else proof.deleted.unseen
+    for each in () if output.as_json else unseen:
+        output.say(unseen_file(each))
+    if failure is not None:
+        raise FailedError(
+            f"file `{file}`: {failure.strerror}: the proof is above, and its hash is in the audit: "
+            "fix this, then prove again with `tidelog verify --erased … --proof`"
+        ) from failure
+    if file is not None:
+        note = f"Wrote the proof to {file}. Check it with `tidelog proof check {file}`."
+    if note:
+        output.say(f"\n{note}")
     if unseen or not proof.is_clean:
         sys.exit(FAILED)
 
 
+def unseen_file(file: str) -> str:
+    """Returns what to say of a file of an archive in which nothing could be searched for."""
+    return f"archive file `{file}`: has no ids or keys to be searched for: {_BACKFILL}"
+
+
+def _show_proof(
+    output: Output, proof: Proof, purged: Mapping[str, int] | None, sought: Sought
+) -> None:
+    """Print the verdict and its evidence; with what was removed before, where that is known."""
+    if output.as_json:
+        output.record(_values(proof, purged))
+        return
+    is_partly = proof.verdict == "nothing to prove" and _found(proof) > 0
+    output.say(_PARTLY if is_partly else _HEADLINES[proof.verdict])
+    output.say("")
+    output.record(_evidence(proof, purged))
+    for (where, do), findings in _grouped(proof.traces).items():
+        output.say(f"\nleft: {where}" if where else "\nleft:")
+        for each in findings[:_OBJECTS_MAX]:
+            output.say(f"  {each}")
+        if len(findings) > _OBJECTS_MAX:
+            output.say(f"  and {len(findings) - _OBJECTS_MAX:,} more (--json lists all)")
+        output.say(f"  to do: {_with_names(do, sought)}")
+    for each in proof.out_of_reach:
+        output.say(f"out of reach: {each}")
+
+
 def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
     shown = _subject(proof)
-    deleted = proof.deleted
-    if deleted is not None:
-        found = deleted.events + deleted.archived + deleted.strays
-        archived = 0 if proof.archive else deleted.archived
-        only = f", {archived:,} of them only in archives" if archived else ""
-        if deleted.strays:
-            only += f", {deleted.strays:,} of them in objects that no row names"
-        shown["deleted"] = (counted(found, "event") if found else "nothing new") + only
-        if deleted.missing:
-            shown["not found"] = _named_ids(deleted.missing)
+    found = _found(proof)
+    if proof.deleted is not None:
+        shown["deleted"] = _deleted_text(proof) if found else "nothing new"
+        if proof.deleted.missing:
+            # What is known was deleted once, so what is missing of it was deleted before.
+            missing = "deleted before" if proof.known else "not found"
+            shown[missing] = _named_ids(proof.deleted.missing)
     if done is not None:
         journals = "" if proof.archive else f"{counted(done['journals_made'], 'journal')} and "
+        earlier = "" if found or not any(done.values()) else ", for earlier deletes"
         shown["removed"] = (
             f"{counted(done['objects_deleted'], 'object')} deleted, {journals}"
-            f"{counted(done['archive_files_rewritten'], 'archive file')} rewritten"
+            f"{counted(done['archive_files_rewritten'], 'archive file')} rewritten{earlier}"
         )
         if done[_UNDER_WAY]:
             shown["waiting for"] = counted(done[_UNDER_WAY], "archive range")
@@ -214,6 +283,51 @@ def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
     shown["at"] = to_seconds(to_iso(proof.searched_ms))
     shown["proof"] = proof.sha256
     return shown
+
+
+def _found(proof: Proof) -> int:
+    """Returns how many events the erasure deleted."""
+    deleted = proof.deleted
+    return 0 if deleted is None else deleted.events + deleted.archived + deleted.strays
+
+
+def _deleted_text(proof: Proof) -> str:
+    """Returns how many events were deleted, and the parts of the sum as JSON has them."""
+    deleted = proof.deleted
+    text = counted(_found(proof), "event")
+    if deleted is None or proof.archive or not (deleted.archived or deleted.strays):
+        return text
+    parts = [f"{deleted.events:,} in the topic"]
+    if deleted.archived:
+        parts.append(f"{deleted.archived:,} only in archives")
+    if deleted.strays:
+        parts.append(f"{deleted.strays:,} in objects that no row names")
+    return f"{text}: {', '.join(parts)}"
+
+
+def _grouped(traces: Iterable[Trace]) -> dict[tuple[str, str], list[str]]:
+    """Returns findings by place and remedy: a copy of a topic may have one in each object."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for each in traces:
+        copy = _COPY.match(each.what)
+        where, what = copy.groups() if copy else ("", each.what)
+        groups.setdefault((where, each.do), []).append(f"{each.object}: {what}")
+    return groups
+
+
+def _with_names(do: str, sought: Sought) -> str:
+    """Returns a remedy with the ids or the key in its command, which a proof does not keep."""
+    ids = [each for each in sought.ids if not each.startswith("-")]
+    if sought.key is not None:
+        key = shlex.quote(sought.key)
+        return do.replace("--key KEY", f"--key={key}" if key.startswith("-") else f"--key {key}")
+    if not ids or len(ids) > _NAMED_MAX or len(ids) < len(sought.ids):
+        return do
+    repeated, listed = (
+        " ".join(f"{option}{shlex.quote(each)}" for each in ids) for option in ("--id ", "")
+    )
+    do = do.replace("--id ID", repeated)
+    return re.sub(r"(tidelog delete \S+) ID\b", lambda found: f"{found[1]} {listed}", do)
 
 
 def _named_ids(ids: Collection[str]) -> str:

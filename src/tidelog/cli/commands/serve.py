@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from tidelog.api.load_test import LoadPlan, LoadReport, load_test
-from tidelog.cli.output import CommandGroup, Output, json_option
+from tidelog.cli.output import CommandGroup, Output, echo_aside, json_option
 from tidelog.cli.terminal import open_home
 from tidelog.errors import FailedError, InvalidError, NotFoundError
+from tidelog.home import Home
 from tidelog.model import defaults
+from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
 from tidelog.model.token import ALL_TOPICS, SCOPES, Grant, Token
@@ -306,9 +308,23 @@ def create(
     with open_home(home_text) as home:
         made, text = home.tokens.create(grants, label=label, expires=expires)
         output.record({**_row(made, output), "token": text})
+        _warn_unmatched(home, grants)
         output.say("Keep the token: it cannot be shown again.")
         if len(home.tokens.list()) == 1:
             output.say("It is the first one: running servers require tokens within 5 seconds.")
+
+
+def _warn_unmatched(home: Home, grants: Iterable[Grant]) -> None:
+    """Warns of topics that do not exist: the name may be mistyped, or the topic created later."""
+    names = [each.name for each in home.topics()]
+    for grant in grants:
+        if grant.topics != ALL_TOPICS and not any(
+            grant.allows(grant.scope, name) for name in names
+        ):
+            echo_aside(
+                f"warning: no topic matches `{grant.topics}`{nearest(grant.topics, names)}: the "
+                f"token cannot {grant.scope} until there is one"
+            )
 
 
 @token.command(name="list")
@@ -328,7 +344,8 @@ def list_(home_text: str | None, output: Output) -> None:
         for each in home.tokens.list():
             at_ms = used.get(each.id)
             rows.append({**_row(each, output), "used": None if at_ms is None else to_iso(at_ms)})
-        output.records(("id", "scopes", "label", "created", "expires", "used"), rows)
+        none = "There are no tokens yet: `tidelog token create` creates one."
+        output.records(("id", "scopes", "label", "created", "expires", "used"), rows, none)
 
 
 @token.command()

@@ -28,8 +28,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -53,6 +53,7 @@ __all__ = [
     "TrimTo",
     "before_time",
     "check_clock",
+    "explain_kept",
     "plan_trim",
     "trim_topic",
 ]
@@ -101,6 +102,7 @@ class TrimResult:
     new_start: int
     runs: int
     bytes: int
+    kept: str = ""  # why it kept events that are older than the given time
 
     @property
     def events(self) -> int:
@@ -156,6 +158,32 @@ def _planned(context: Context, topic: Topic, partition: int, start: int) -> Trim
             if run.end > head.start:
                 runs, stored = runs + 1, stored + run.byte_end - run.byte_start
     return TrimResult(partition, head.start, max(head.start, start), runs, stored)
+
+
+def explain_kept(
+    context: Context, topic: Topic, to: TrimTo, done: Iterable[TrimResult]
+) -> list[TrimResult]:
+    """Returns results that say why a trim to a time kept all events of a partition, if older."""
+    if not isinstance(to, BeforeTime):
+        return list(done)
+    return [
+        each if each.events else replace(each, kept=_why_kept(context, topic, each.partition, to))
+        for each in done
+    ]
+
+
+def _why_kept(context: Context, topic: Topic, partition: int, to: BeforeTime) -> str:
+    head, _ = read_head(context, topic, partition)
+    where = layout.topic_partition(topic.incarnation, partition)
+    rows = (row for kind in _kinds(head) for row in context.catalog.scan(where, *kind))
+    runs = (decode_run(row, topic, partition) for row in rows)
+    first = next((run for run in runs if run.end > head.start), None)
+    if first is None or first.first_ms >= to.time_ms:
+        return ""
+    return (
+        f"the first run has {first.count:,} events, from {to_iso(first.first_ms)} to "
+        f"{to_iso(first.last_ms)}: only whole runs before the time are deleted"
+    )
 
 
 def before_time(context: Context, topic: Topic, before: str) -> BeforeTime:

@@ -135,7 +135,7 @@ class Producer:
         key: bytes | None = None,
         *,
         id: str | None = None,
-        timestamp: int | datetime | None = None,
+        timestamp: int | datetime | str | None = None,
         type: str | None = None,
         headers: Iterable[tuple[str, bytes | None]] | None = (),
         sequence: int | None = None,
@@ -200,7 +200,7 @@ class Producer:
         key: bytes | None = None,
         *,
         id: str | None = None,
-        timestamp: int | datetime | None = None,
+        timestamp: int | datetime | str | None = None,
         type: str | None = None,
         headers: Iterable[tuple[str, bytes | None]] | None = (),
     ) -> SendFuture:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -296,7 +297,7 @@ class Ingest:
             )
         if kind in _JSON:
             if body.lstrip()[:1] != b"[":
-                return [self._event_of_line(body, "body")]
+                return [self._event_of_line(body)]
             if len(body) > _SMALL_BYTES and json_items(body) > model_limits.SEGMENT_EVENTS_MAX:
                 raise _too_many()
             try:
@@ -319,18 +320,23 @@ class Ingest:
             raise InvalidError("body: holds no event: give one or more")
         if len(lines) > model_limits.SEGMENT_EVENTS_MAX:
             raise _too_many()
-        return [
-            self._event_of_line(line, f"event {number}", event=number)
-            for number, line in enumerate(lines)
-        ]
+        whole = body if kind in _LINES else None
+        return [self._event_of_line(line, index, whole) for index, line in enumerate(lines)]
 
-    def _event_of_line(self, line: bytes, what: str, **context: object) -> Event:
+    def _event_of_line(
+        self, line: bytes, index: int | None = None, lines: bytes | None = None
+    ) -> Event:
+        """Returns an event: the body itself, or an item by its index in a list or in ``lines``."""
         try:
             return event_of_line(line, self._event_bytes_max)
         except InvalidError as exc:
             if "bytes" in exc.context:
                 raise self._too_large(exc.context["bytes"]) from exc
-            raise InvalidError(f"{what}: {exc}", **{**exc.context, **context}) from exc
+            if index is None:
+                raise InvalidError(f"body: {exc}", **exc.context) from exc
+            what = "event" if lines is None else "line"
+            number = index + 1 if lines is None else _line_number(lines, index)
+            raise InvalidError(f"{what} {number}: {exc}", **exc.context, **{what: number}) from exc
 
     def check(self, event: Event) -> int:
         """Returns how many bytes an event has. Raises ``InvalidError`` or ``TooLargeError``."""
@@ -438,6 +444,12 @@ def _positions(topic: str, sent: list[SendFuture]) -> Sequence[Position]:
     if error is None:
         return positions
     raise append_error(positions, unknown, error).with_traceback(None)
+
+
+def _line_number(body: bytes, index: int) -> int:
+    """Returns the number, from 1, of the line after ``index`` others that are not blank."""
+    filled = (number for number, line in enumerate(body.split(b"\n"), 1) if line.strip())
+    return next(islice(filled, index, None))
 
 
 def _lines_of(body: bytes) -> list[bytes]:

@@ -151,6 +151,7 @@ _PARTIAL = (
     "stored are in `unknown`; send only the others again"
 )
 _KEPT = ("positions", "unknown")  # of an error's context, where its message stays inside
+_LIST = ("see `tidelog topic list`", "see `GET /topics`")  # a client may have no command line
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
@@ -181,6 +182,7 @@ def shape(error: TidelogError) -> dict[str, Any]:
         if "forward" in error.context:
             told = _OF_FORWARD[status]
         shown["error"] |= {"message": told, "context": kept}
+    shown["error"]["message"] = shown["error"]["message"].replace(*_LIST)
     return shown
 
 

@@ -1,0 +1,61 @@
+"""The calls that erase take ids and keys in the same way."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tidelog import Event, Home
+from tidelog.errors import AlreadyExistsError, InvalidError
+
+
+@pytest.fixture
+def topic(tidelog_home: Home) -> Home:
+    home = tidelog_home
+    home.create_topic("t")
+    home.append("t", [Event(b"%d" % n, id=f"e{n}", key=b"k%d" % n) for n in range(9)])
+    return home
+
+
+def test_ids_are_the_second_argument_of_all_calls(topic: Home) -> None:
+    assert topic.plan_erase("t", ["e0", "e1"]).events == 2
+    assert topic.delete("t", ["e0"]).events == 1
+    deleted = topic.erase("t", "e1", prove=False)
+    assert topic.purge_and_prove("t", ["e1"], deleted=deleted).is_clean
+    assert topic.erase("t", ["e2", "e3"]).verdict == "erased"
+    assert topic.prove_erased("t", ["e0", "e1", "e2", "e3"]).is_clean
+
+
+def test_delete_takes_a_key(topic: Home) -> None:
+    assert topic.delete("t", key=b"k5").events == 1
+    for given in ({}, {"ids": ["e1"], "key": b"k1"}):
+        with pytest.raises(InvalidError, match="give ids or a key"):
+            topic.delete("t", **given)  # type: ignore[arg-type]
+    assert topic.delete("t", []).events == 0
+    assert len(list(topic.read("t"))) == 8
+
+
+def test_unknown_option_of_a_trim_names_what_there_is(topic: Home) -> None:
+    with pytest.raises(InvalidError, match=r"`before` \(a time\), `to` \(tidelog.ToOffsets"):
+        topic.trim("t", offsets={0: 5})  # type: ignore[call-arg]
+
+
+def test_time_of_an_event_may_be_text(topic: Home) -> None:
+    text, zone = "2026-11-18T10:53:03+00:00", datetime(2026, 11, 18, 10, 53, 3, tzinfo=UTC)
+    topic.append("t", [Event(b"a", id="a", timestamp=text)])
+    with topic.producer("t") as producer:
+        producer.send(b"b", id="b", timestamp=text)
+        producer.send_json({"c": 1}, id="c", timestamp="2026-11-18T11:53:03+01:00")
+    assert [topic.get("t", each).time for each in "abc"] == [zone] * 3
+    assert Event(b"", timestamp=text).time == zone
+    with pytest.raises(InvalidError, match="is not ISO 8601"):
+        topic.append("t", [Event(b"", timestamp="yesterday")])
+
+
+def test_proof_replaces_no_file(topic: Home, tmp_path: Path) -> None:
+    proof = topic.erase("t", ["e1"])
+    proof.save(tmp_path / "proof.json")
+    with pytest.raises(AlreadyExistsError, match="exists already"):
+        proof.save(tmp_path / "proof.json")
