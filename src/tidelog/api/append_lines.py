@@ -18,9 +18,8 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.api.input_lines import InputLines, LinesReader
-from tidelog.codec.csv_rows import CsvRows
 from tidelog.codec.event_json import event_of_line
-from tidelog.codec.fields import FieldPaths, JsonLines
+from tidelog.codec.fields import CsvRows, FieldPaths, JsonLines
 from tidelog.context import Context
 from tidelog.errors import FailedError, InvalidError, PartialAppendError, TidelogError
 from tidelog.log.producer.flush import SendFuture

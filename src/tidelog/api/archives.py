@@ -13,11 +13,11 @@ from typing import Literal, Unpack
 
 import msgspec
 
-from tidelog.api.archive_erasure import ErasableArchive
-from tidelog.api.archive_runs import (
+from tidelog.api.archive_actions import (
     ArchiveRunOptions,
     BackfillOptions,
     DeadLetterOptions,
+    ErasableArchive,
     RecordedRunOptions,
     RedoOptions,
     RunMetrics,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from tidelog.clock import Clock
-from tidelog.codec.csv_rows import CsvRows
+from tidelog.codec.fields import CsvRows
 from tidelog.errors import FailedError
 
 __all__ = ["InputLines", "LinesReader", "input_size"]

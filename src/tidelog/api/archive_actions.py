@@ -1,28 +1,44 @@
-"""Runs of archives: their options, and where their metrics go.
+"""Runs of archives and erasures from them: their options, and where metrics of runs go.
 
 Metrics go to a file for a collector, a StatsD server or a Kafka group: ``ArchiveRunOptions`` names
 them. :class:`RunMetrics` writes them after cycles, at most every 15 seconds, and when the run ends.
+
+**Erasure** of events from an archive that has no topic, and its proof: :class:`ErasableArchive`.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, Unpack, overload
 
+from tidelog.api.archive_view import ArchiveView
+from tidelog.api.maintenance import ProveOptions
 from tidelog.api.pipelines import RunOptions
+from tidelog.api.spark_workers import with_tasks
 from tidelog.archive.archive import FormatOptions
 from tidelog.archive.metrics import statsd_lines
 from tidelog.archive.status import WaitingTimes
 from tidelog.clock import Clock
+from tidelog.coordination.audit import Why, user_at_host
+from tidelog.erasure.delete import ErasurePlan, plan_archive_erasure
+from tidelog.erasure.from_archives import ErasedFromArchives, erase_archived
+from tidelog.erasure.proof import Proof, record_proof
+from tidelog.erasure.proof_search import prove_erased_from_archive
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, contained
+from tidelog.maintenance.turn import ArchivedEvents, ErasureWatch, erase_archived_and_prove
+from tidelog.model import defaults
+from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport
+from tidelog.settings import check_options
 
 __all__ = [
     "ArchiveRunOptions",
     "BackfillOptions",
     "DeadLetterOptions",
+    "ErasableArchive",
     "RecordedRunOptions",
     "RedoOptions",
     "RunMetrics",
@@ -177,3 +193,110 @@ class RunMetrics:
 
 def _ignore(_: object) -> None:
     pass
+
+
+class ErasableArchive(ArchiveView):
+    """What erases events from an archive, its files and its copies."""
+
+    @overload
+    def erase(
+        self,
+        ids: str | Iterable[str] = ...,
+        *,
+        key: bytes | None = ...,
+        why: str = ...,
+        prove: Literal[True] = ...,
+        **options: Unpack[ProveOptions],
+    ) -> Proof: ...
+
+    @overload
+    def erase(
+        self,
+        ids: str | Iterable[str] = ...,
+        *,
+        key: bytes | None = ...,
+        why: str = ...,
+        prove: Literal[False],
+        **options: Unpack[ProveOptions],
+    ) -> ErasedFromArchives: ...
+
+    def erase(
+        self,
+        ids: str | Iterable[str] = (),
+        *,
+        key: bytes | None = None,
+        why: str = "",
+        prove: bool = True,
+        **options: Unpack[ProveOptions],
+    ) -> Proof | ErasedFromArchives:
+        """Erases events from the files of the archive and of its copies, and returns the proof.
+
+        Give ids, or a key. For an archive of another system, or of a topic that was deleted: while
+        the topic exists, :meth:`Home.erase` erases from its archives too. Files are rewritten, what
+        is left over is swept, and then every object that could hold the events is searched. The
+        proof covers archives that this one was made of, and others of the same source: it names
+        those that still hold one of the events. ``wait`` is how long to wait for ranges that may
+        still write such an event. With ``spark``, a Spark master, tasks there search and rewrite.
+
+        ``why``, ``who`` and the proof's hash go to the archive's audit. With ``prove=False`` it
+        returns what it found once the files are rewritten. A call that fails can be repeated.
+
+        >>> home.delete_topic("orders")
+        >>> proof = home.archives.get("daily").erase(ids=["order-3"], why="request 1234")
+        >>> proof.verdict, proof.archive, proof.deleted.archived
+        ('erased', 'daily', 1)
+        >>> home.archives.get("daily").erase(ids=["order-2"], prove=False).events
+        1
+        """
+        check_options("archive erase", options, ProveOptions)
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        if bool(wanted) == (key is not None):
+            raise InvalidError("archive erase: give ids or a key")
+        who = options.get("who")
+        because = Why(user_at_host(self._context.environ) if who is None else who, why)
+        spark, conf = options.get("spark"), options.get("spark_conf")
+        context = with_tasks(self._context, f"erase {self.name}", spark, conf)
+        archive = self.reload()
+        if not prove:
+            return erase_archived(context, archive, because, wanted, key)
+        wait_ms = duration_ms(options.get("wait") or defaults.ERASE_WAIT)
+        watch, events = options.get("watch") or ErasureWatch(), ArchivedEvents(archive, wanted, key)
+        proof = erase_archived_and_prove(context, events, because, wait_ms, watch)
+        record_proof(context, archive, proof, because)
+        return proof
+
+    def plan_erase(self, ids: str | Iterable[str] = (), *, key: bytes | None = None) -> ErasurePlan:
+        """Returns how many events :meth:`erase` would erase now, and where they are.
+
+        Searches the files of the archive and of its copies. Changes nothing.
+
+        >>> plan = home.archives.get("daily").plan_erase(ids=["order-2", "order-9"])
+        >>> plan.partitions, plan.archives
+        ({'orders/0': 1}, {'daily': 1})
+        """
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        return plan_archive_erasure(self._context, self.reload(), wanted, key)
+
+    def prove_erased(
+        self,
+        ids: str | Iterable[str] = (),
+        *,
+        keys: Iterable[bytes] = (),
+        progress: Callable[[int], None] | None = None,
+        spark: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+    ) -> Proof:
+        """Searches all objects that could hold erased events and returns what is left of them.
+
+        For events that :meth:`erase` has erased. ``progress`` gets the bytes of each object. With
+        ``spark``, a Spark master, tasks there search the files of archives. Changes nothing;
+        :meth:`Home.record_proof` writes the proof's hash to the archive's audit.
+
+        >>> home.delete_topic("orders")
+        >>> home.archives.get("daily").prove_erased(ids=["order-1"]).verdict
+        'not erased'
+        """
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        context = with_tasks(self._context, f"prove {self.name}", spark, spark_conf)
+        archive, tell = self.reload(), progress or (lambda _: None)
+        return prove_erased_from_archive(context, archive, wanted, list(keys), tell)
