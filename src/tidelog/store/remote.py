@@ -93,6 +93,7 @@ _NEVER_SENT = (
     "Could not connect to the endpoint",
     "Connect timeout on endpoint",
 )
+_WHOLE_INSTEAD = "non-partial response"  # in obstore's words
 _PROVIDER = "External AWS credential provider"  # obstore's name for it
 _PROVIDER_AWAY = (
     "ConnectTimeoutError",
@@ -415,6 +416,8 @@ class RemoteStore:
         except STORE_ERRORS as exc:
             if is_beyond_the_end(exc):
                 return self._beyond_the_end(key, start)
+            if (start, end) == (0, None) and _WHOLE_INSTEAD in str(exc):
+                return self._get_whole(client, key)
             raise self._error(key, exc) from exc
         self._check_reply(key, found.meta)
         total = found.meta["size"]
@@ -426,6 +429,19 @@ class RemoteStore:
                 f"expected bytes {wanted[0]} to {wanted[1]}, found {len(data)} of "
                 f"{found.range[0]} to {found.range[1]}",
             )
+        return data
+
+    def _get_whole(self, client: ObjectStore, key: str) -> bytes:
+        """Returns an object of a server that knows no range of a whole one."""
+        try:
+            found = obstore.get(client, key)
+            data = bytes(found.bytes())
+        except STORE_ERRORS as exc:
+            raise self._error(key, exc) from exc
+        self._check_reply(key, found.meta)
+        if len(data) != found.meta["size"]:
+            fault = f"expected {found.meta['size']} bytes, found {len(data)}"
+            raise broken_reply(self._url, key, fault)
         return data
 
     def _beyond_the_end(self, key: str, start: int) -> bytes:
