@@ -182,7 +182,7 @@ def shape(error: TidelogError) -> dict[str, Any]:
         if "forward" in error.context:
             told = _OF_FORWARD[status]
         shown["error"] |= {"message": told, "context": kept}
-    shown["error"]["message"] = shown["error"]["message"].replace(*_LIST)
+    shown["error"]["message"] = str(shown["error"]["message"]).replace(*_LIST)
     return shown
 
 
