@@ -256,7 +256,10 @@ def read_value(kind: str, text: str) -> bytes | None:
         raise InvalidError("value: is empty: write JSON, or choose another kind")
     check_json_depth(text, "value")
     data = text.strip().encode("utf-8", "surrogateescape")
-    Event(data).json()  # refuses what is not JSON
+    try:
+        Event(data).json()
+    except InvalidError as exc:
+        raise InvalidError(f"value: is not valid JSON: {exc.__cause__}") from exc
     return data
 
 

@@ -241,9 +241,10 @@ class Gate:
                 "" if topic == SOME_TOPIC else f" topic `{topic[:80]}`" if topic else " the home"
             )
             name = f" {topic[:80]}" if topic and topic != SOME_TOPIC else ""
+            alone = "" if topic else " without a topic, which is for all"
             raise ForbiddenError(
                 f"token `{token.id}`: has no scope `{right}` for{where or ' any topic'}: use one "
-                f"created with `--{right}{name}`",
+                f"created with `--{right}{name}`{alone}",
                 token=token.id,
             )
         self._uses[token.id] = now_ms
