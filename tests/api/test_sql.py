@@ -343,6 +343,7 @@ def test_names_that_differ_in_case_are_read_as_they_are_spelled(home: Home) -> N
         ("select * from ordrs", r"topic or archive `ordrs` not found \(did you mean `orders`\?\)"),
         ("select * from orders where offset < 3", 'write the column as "offset", in double'),
         ("select offset, id from orders", 'write the column as "offset", in double quotes'),
+        ("select * from web-log", 'write "web-log", in double quotes'),
         ("select value.amount from orders", r"write as_json\(value\)->>'amount'"),
         ("select nosuch from orders", 'column "nosuch" not found'),
         ("select 'x'::int", "Could not convert string 'x' to INT32"),

@@ -266,7 +266,7 @@ class _Session:
     def _refusal(self, text: str) -> InvalidError:
         missing = _MISSING.search(text)
         if missing is None:
-            return InvalidError(f"sql: {_one_line(text)}{_hint(text)}")
+            return InvalidError(f"sql: {_one_line(text)}{_hint(text, self._names)}")
         name = missing[1].strip('"')
         hint = nearest(name, self._names)
         return InvalidError(
@@ -275,12 +275,15 @@ class _Session:
         )
 
 
-def _hint(text: str) -> str:
-    """Returns what to write instead, for the two columns that SQL reads as something else."""
+def _hint(text: str, names: Sequence[str]) -> str:
+    """Returns what to write instead, for columns and names that SQL reads as something else."""
     if field := _FIELD_OF_BYTES.search(text):
         return f": write as_json({field[2]})->>'{field[1]}'"
     if "syntax error" in text and _BARE_OFFSET.search(text):
         return ': write the column as "offset", in double quotes'
+    odd = [name for name in names if not name.isidentifier() and f" {name}" in text]
+    if "syntax error" in text and odd:
+        return f': write "{max(odd, key=len)}", in double quotes'
     return ""
 
 
