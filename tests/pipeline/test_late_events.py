@@ -108,7 +108,8 @@ def test_archive_of_an_archive_keeps_the_gap_and_verify_says_what_to_do(home: Ho
     fill_gap(chain)
     assert pump.run().events == 4
     assert copied(home) == [0, 1, 2, 3, 4, 9, 5, 6, 7, 8]
-    assert chain.verify(source=True).notes == []
+    (kept,) = chain.verify(source=True).notes
+    assert (kept.where, kept.do) == ("generation 1: t/0", "nothing: it is on record")
 
 
 def test_promote_between_read_and_commit_hides_no_gap(

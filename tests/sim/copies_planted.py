@@ -51,9 +51,10 @@ def proof_stops_at_deleted_copies(patch: Patch) -> None:
     """A proof does not follow what was made of a copy that is deleted now."""
     steps = topic_copies._steps
 
-    def to_topics_that_are_there(context: Any, origin: Any) -> Iterator[Any]:
+    def to_topics_that_are_there(context: Any, origin: Any, playbacks: Any) -> Iterator[Any]:
         ready = {each.incarnation for each in list_topics(context) if each.state == "ready"}
-        return (each for each in steps(context, origin) if not each.target or each.target in ready)
+        every = steps(context, origin, playbacks)
+        return (each for each in every if not each.target or each.target in ready)
 
     patch.setattr(topic_copies, "_steps", to_topics_that_are_there)
 
