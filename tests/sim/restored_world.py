@@ -16,7 +16,7 @@ and the restore, so that ranges which are archived again have events that were d
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -217,7 +217,9 @@ class RestoredWorld(ArchivesWorld):
         self.rows._had.clear()
         self.rows._done.clear()
         self.erasures.proven = list(self.copy.proven)
-        if not self.is_outside:
+        if self.is_outside:
+            self.truth.audit |= self.copy.audit  # archives' own records go back
+        else:
             self._go_back_in_truth()
         self.accountant.go_back(self.copy.committed)
         if self.is_parser_fixed:
@@ -380,7 +382,8 @@ class RestoredWorld(ArchivesWorld):
         topic = find_topic(home.context, "t")
         report = recover_topic(home.context, Lookup(home.context, topic))
         self.done.recovered += report.appended
-        assert report.is_clean, report
+        # What was trimmed after a compile that died had read it stays in that one's journal.
+        assert replace(report, trimmed=0).is_clean, report
         for event_id in self.repeated:
             alive = self.truth.alive_with(event_id)
             assert not alive, f"{event_id} was deleted after the restore, and is at {alive}"
