@@ -26,7 +26,7 @@ from tests.sim.archive_home import ByKind
 from tests.sim.archive_store import Generation, Stored, decoded
 from tests.sim.archive_world import ArchivesWorld, Done
 from tests.sim.bare import fields
-from tests.sim.base import ACCEPTED, check_swept
+from tests.sim.base import ACCEPTED
 from tests.sim.journal_raw import Place, Raw, State, WatchedStore
 from tidelog.archive.archive import find_archive
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
@@ -38,10 +38,8 @@ from tidelog.errors import ConflictError, CorruptError, InvalidError, NotFoundEr
 from tidelog.home import Home
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.recover import recover_topic
-from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.topics import find_topic
-from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.model.topic import Topic
 
 __all__ = ["RestoredAccountant", "RestoredWorld"]
@@ -353,16 +351,6 @@ class RestoredWorld(ArchivesWorld):
         if self.is_outside or not self.done.restores:
             self.past_readers |= self.is_outside  # a restored archive is behind its source
             super().trim()
-
-    def sweep(self) -> None:
-        home = self.home()
-        for _ in range(4):
-            home.context.clock.sleep(self.random.uniform(2, 15))
-            with self.tolerating(NotFoundError):
-                check_swept(sweep_home(home.context, 5_000), *self.accepted)
-            with self.tolerating(NotFoundError):
-                sweep_archives(home.context, self.random.choice([0, 0, 5_000]))
-                self.done.sweeps += 1
 
     # In the end.
 

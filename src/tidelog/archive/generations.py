@@ -92,7 +92,7 @@ from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.registry import close_heads, delete_below, remove_work
 from tidelog.pipeline.source_partitions import track
-from tidelog.store.base import Store
+from tidelog.store.base import object_exists
 
 __all__ = [
     "begin_backfill",
@@ -280,7 +280,7 @@ def _missing_now(context: Context, archive: Archive, generation: int) -> set[str
     store, folders = files_at(context, archive), (archive.folder(generation), archive.dead)
     named, gone = _named_files(context, archive.pipeline(generation))
     there = {info.key for folder in folders for info in store.list(f"{folder}/")}
-    return gone | {key for key in named - there if not _is_there(store, key)}
+    return gone | {key for key in named - there if not object_exists(store, key)}
 
 
 def _named_files(context: Context, pipeline: str) -> tuple[set[str], set[str]]:
@@ -293,14 +293,6 @@ def _named_files(context: Context, pipeline: str) -> tuple[set[str], set[str]]:
         except NotFoundError as exc:
             gone.add(str(exc.context.get("key") or exc))
     return named, gone
-
-
-def _is_there(store: Store, key: str) -> bool:
-    try:
-        store.head(key)
-    except NotFoundError:
-        return False
-    return True
 
 
 def _files(missing: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import Bounds, SkippingSource, SourcePartition, bounds_apart
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import ReplayedRange, read_progress
-from tidelog.errors import CorruptError, NotFoundError, TidelogError, unexpected
+from tidelog.errors import CorruptError, TidelogError, unexpected
 from tidelog.model.archive import Account, Archive, ArchiveFormat, DateFolder
 from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
 from tidelog.model.topic import decode_row
@@ -42,7 +42,7 @@ from tidelog.pipeline.failures import source_is_behind
 from tidelog.pipeline.source_partitions import track
 from tidelog.pipeline.special_ranges import late_spans
 from tidelog.store import shared_store
-from tidelog.store.base import Store
+from tidelog.store.base import Store, object_exists
 
 __all__ = [
     "ArchiveVerifyOptions",
@@ -189,22 +189,14 @@ def check_decided(
     that it staged, and its files may have changed since.
     """
     for file in files:
-        is_staged = _is_there(store, file.staged)
+        is_staged = object_exists(store, file.staged)
         if is_published(store, file) or not is_under_way():
             continue
-        if _is_there(store, file.target):
+        if object_exists(store, file.target):
             what = f"has not the {file.size} bytes that its range has decided"
             yield Problem("decided", file.target, what, _MOVE)
         if not is_staged:
             yield Problem("missing", file.staged, f"is staged for `{file.target}`", _STAGED)
-
-
-def _is_there(store: Store, key: str) -> bool:
-    try:
-        store.head(key)
-    except NotFoundError:
-        return False
-    return True
 
 
 def check_manifest(

@@ -66,7 +66,7 @@ from tidelog.model.topic import (
     decode_row,
     recovery_id,
 )
-from tidelog.store.base import ObjectInfo
+from tidelog.store.base import ObjectInfo, object_exists
 
 __all__ = [
     "StrayEvents",
@@ -353,12 +353,7 @@ class StrayEvents:
 
         Asks the store for one that is newer than the listing.
         """
-        if key not in self._keys:
-            try:
-                self._context.store.head(key)
-            except NotFoundError:
-                return False
-        return True
+        return key in self._keys or object_exists(self._context.store, key)
 
     def _sources(self, key: str, data: bytes) -> list[JournalOrigin]:
         return read_sources(lambda start, end: data[start:end], len(data), f"journal `{key}`")

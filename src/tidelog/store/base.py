@@ -44,6 +44,7 @@ __all__ = [
     "exists_already",
     "lost_remedy",
     "not_found",
+    "object_exists",
     "put_fresh",
     "put_same",
     "replaced_meanwhile",
@@ -217,6 +218,15 @@ def replaced_meanwhile(key: str, expected: str, found: str) -> ConflictError:
         f"object `{key}`: expected etag {expected}, found {found}: read it again and decide",
         key=key,
     )
+
+
+def object_exists(store: Store, key: str) -> bool:
+    """Returns whether an object exists. Asks the store, since a listing may be stale."""
+    try:
+        store.head(key)
+    except NotFoundError:
+        return False
+    return True
 
 
 def put_fresh(store: Store, key: str, data: bytes) -> None:

@@ -72,7 +72,7 @@ from tidelog.model.topic import (
     decode_row,
     encode_row,
 )
-from tidelog.store.base import ObjectInfo
+from tidelog.store.base import ObjectInfo, object_exists
 
 __all__ = [
     "LossProof",
@@ -313,7 +313,9 @@ class _Check:
             partition, sequence = layout.amendment_place(info.key)
         except ValueError:
             return  # not ours
-        if not 0 <= partition < self._topic.partitions or not self._is_there(info.key):
+        if not 0 <= partition < self._topic.partitions or not object_exists(
+            self._context.store, info.key
+        ):
             return
         amendments = self._head(partition).amendments
         if sequence > amendments:
@@ -331,7 +333,9 @@ class _Check:
             base = layout.journal_base(info.key)
         except ValueError:
             return  # not ours
-        if not 0 <= partition < self._topic.partitions or not self._is_there(info.key):
+        if not 0 <= partition < self._topic.partitions or not object_exists(
+            self._context.store, info.key
+        ):
             return
         compiler = self._compiler(partition)
         end = self._head(partition).next
@@ -428,13 +432,6 @@ class _Check:
             return self._accepted_ms < self._context.store.head(known.object).modified_ms
         except NotFoundError:
             return False
-
-    def _is_there(self, key: str) -> bool:
-        try:
-            self._context.store.head(key)
-        except NotFoundError:
-            return False  # another sweep has deleted it in the meantime
-        return True
 
     def _head(self, partition: int) -> Head:
         if partition not in self._heads:

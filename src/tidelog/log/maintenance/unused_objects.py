@@ -85,7 +85,7 @@ from tidelog.log.topics import open_head, read_head
 from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
 from tidelog.model.topic import Strays, Topic, UnusedObjects, decode_row, encode_row
-from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.base import ObjectInfo, Store, object_exists
 
 __all__ = [
     "ListedRow",
@@ -194,7 +194,7 @@ def remove_unused(
     gone = [
         row
         for row in over
-        if not any(key not in deleted and _is_there(context, key) for key in row.objects)
+        if not any(key not in deleted and object_exists(context.store, key) for key in row.objects)
     ]
     topic, number = partition
     where = layout.topic_partition(topic.incarnation, number)
@@ -257,15 +257,6 @@ class ObjectUses:
         except ValueError:
             return False  # not ours
         return base >= self._plans.get("/".join(layout.journal_work(key)), sys.maxsize)
-
-
-def _is_there(context: Context, key: str) -> bool:
-    """Returns whether an object exists. Asks the store, since a listing may be stale."""
-    try:
-        context.store.head(key)
-    except NotFoundError:
-        return False
-    return True
 
 
 def origin_of(key: str) -> tuple[str, int]:
