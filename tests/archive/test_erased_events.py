@@ -298,6 +298,32 @@ def test_older_events_of_an_erased_key_do_not_come_from_a_copied_folder(
     check_account(home, home.archives.get("daily").info, erased=2)
 
 
+@pytest.mark.parametrize("trimmed", [False, True], ids=["in the topic", "in archives alone"])
+@pytest.mark.parametrize("by", ["key", "id"])
+def test_older_events_of_other_partitions_do_not_come_from_a_copied_folder(
+    home: Home, tmp_path: Path, by: str, trimmed: bool
+) -> None:
+    home.create_topic("two", 2)
+    home.append("two", [Event(b"old", key=b"k", id="e"), Event(b"x")], partition=0)
+    home.append("two", [Event(b"gone", key=b"k", id="e"), Event(b"y")], partition=1)
+    full = home.archives.create("full", source="topic:two")
+    full.run()
+    shutil.copytree(folder_of(home, home.archives.get("full").info), tmp_path / "copied")
+    full.delete(files=True)
+    home.trim("two", ToOffsets({0: 1}))  # no archive has read it
+    daily = home.archives.create("daily", source="topic:two")
+    daily.run()
+    if trimmed:
+        home.trim("two", ToOffsets({1: 1}))
+    erased = home.erase("two", key=b"k") if by == "key" else home.erase("two", ids=["e"])
+    assert erased.verdict == "erased"
+    daily.backfill(source=f"file:{tmp_path / 'copied'}?mode=events", start="earliest")
+    daily.promote()
+    found = [row for batch in daily.read() for row in batch.column("value").to_pylist()]
+    assert sorted(found) == [b"x", b"y"]
+    check_account(home, home.archives.get("daily").info, erased=2)
+
+
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_delete_beside_a_backfill_from_a_copied_folder_finds_what_that_brings(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_slow: bool

@@ -583,6 +583,9 @@ BUGS: Mapping[str, Bug] = {
     "deletes count up to a time": Bug(
         "P4a", dropped_planted.deletes_count_up_to_a_time, ReturnsWorld
     ),
+    "a delete names starts only where it found events": Bug(
+        "P5a", dropped_planted.delete_names_starts_where_it_found_events, OutsideWorld
+    ),
     "a delete lists generations once": Bug(
         "P5a", dropped_planted.delete_lists_generations_once, OutsideWorld
     ),

@@ -10,9 +10,11 @@ from tidelog.archive import erased_events
 from tidelog.archive.coverage import DroppedEvents
 from tidelog.archive.erased_events import _FoundDeletions
 from tidelog.erasure import from_archives
+from tidelog.journal.amend import Amender
 
 __all__ = [
     "delete_lists_generations_once",
+    "delete_names_starts_where_it_found_events",
     "deletes_count_up_to_a_time",
     "dropped_events_excuse_lost_ones",
     "erased_keys_count_where_they_were_found",
@@ -47,6 +49,16 @@ def delete_lists_generations_once(patch: Patch) -> None:
         return [each for each in built if from_archives._is_from_outside(*each)]
 
     patch.setattr(from_archives, "_built_from_outside", listed_before)
+
+
+def delete_names_starts_where_it_found_events(patch: Patch) -> None:
+    """A delete records the first offsets of those partitions only in which it found an event."""
+
+    def of_some(self: Amender, heads: Any) -> tuple[int, ...]:
+        numbers = range(self.topic.partitions)
+        return tuple(heads[each][0].start if each in heads else 0 for each in numbers)
+
+    patch.setattr(Amender, "_starts", of_some)
 
 
 def erasure_searches_once(patch: Patch) -> None:

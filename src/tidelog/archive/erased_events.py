@@ -19,9 +19,9 @@ topic. So each range skips what is named by
 
 Deletes from a topic count by offset, unless only files set aside hold the event: a later one with
 its id or key is a new event, even if its time is earlier. A copied folder may hold older events of
-an erased key, which the topic had trimmed and no archive had. So a key also counts below the starts
-that the topic had then, and so do ids that were found in archives. The account counts skipped
-events as erased.
+an erased id or key, which the topic had trimmed and no archive had. So ids and keys also count
+below the starts that the partitions of the topic had then, also in those where none was found. The
+account counts skipped events as erased.
 
 A range reads audits after putting its intent, and an erasure looks for intents after putting its
 record. So if a range does not see an erasure, the erasure finds the range's intent or commit, and

@@ -44,7 +44,7 @@ from tidelog.model.token import (
     token_hash,
 )
 from tidelog.model.topic import decode_row, encode_row
-from tidelog.store.base import put_fresh
+from tidelog.store.base import object_exists, put_fresh
 
 __all__ = [
     "KnownTokens",
@@ -257,11 +257,7 @@ def close_home(context: Context) -> None:
 
 def is_closed_home(context: Context) -> bool:
     """Returns whether the store knows that the home has had a token."""
-    try:
-        context.store.head(layout.GUARD_OBJECT)
-    except NotFoundError:
-        return False
-    return True
+    return object_exists(context.store, layout.GUARD_OBJECT)
 
 
 def note_uses(context: Context, uses: Mapping[str, int]) -> None:

@@ -30,7 +30,7 @@ from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.search import FileSearch, matcher_of, search_generation, search_strays
 from tidelog.journal.amend import Amender, AmendResult
 from tidelog.journal.lookup import Lookup, can_be_id, with_key
-from tidelog.log.topics import read_head
+from tidelog.log.topics import read_head, read_starts
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Progress
 from tidelog.model.topic import Topic
@@ -238,7 +238,7 @@ def erase_strays(
             for partition, here in found.items():
                 origin = Origin(f"{topic.name}/{partition}", topic.incarnation)
                 places = {(origin, offset): each for offset, each in here.items()}
-                at = TopicPlaces({origin: partition})
+                at = TopicPlaces({origin: partition}, tuple(read_starts(context, topic).values()))
                 erase_found(sent.tracked(context), topic, amender.why, places, at, key)
                 strays += len(here)
                 found_ids |= {each.id for each in here.values() if each.id is not None}

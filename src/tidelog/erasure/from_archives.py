@@ -95,7 +95,7 @@ from tidelog.erasure.topic_copies import (
 )
 from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
-from tidelog.log.topics import read_head
+from tidelog.log.topics import read_head, read_starts
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
@@ -234,7 +234,7 @@ def _search_trimmed(
     sought: EventMatcher,
 ) -> _Trimmed:
     """Step 1."""
-    looked = _Trimmed({}, {}, [0] * topic.partitions, [])
+    looked = _Trimmed({}, {}, [*read_starts(context, topic).values()], [])
     for archive, generation in generations:
         if archive.state_of(generation) == "removing":
             continue  # all of it is deleted

@@ -44,7 +44,7 @@ from tidelog.errors import (
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.store import shared_store
-from tidelog.store.base import Store
+from tidelog.store.base import Store, object_exists
 
 __all__ = [
     "FILE_ATTEMPTS",
@@ -116,11 +116,7 @@ class RangeRewriter:
         return file.kind != "dead" or self.exists(file.target)
 
     def exists(self, key: str) -> bool:
-        try:
-            self._store.head(key)
-        except NotFoundError:
-            return False
-        return True
+        return object_exists(self._store, key)
 
     def _files_with(self, manifest: Manifest, offsets: Offsets) -> list[FileEntry]:
         """Returns the files that may have some of the offsets between their ends."""

@@ -59,7 +59,7 @@ from tidelog.journal.listing import MovedError
 from tidelog.journal.lookup import FIELD_COLUMNS, Lookup, LookupResult, VersionedHead, with_key
 from tidelog.log.ledger import announce_erasure, enter_erased
 from tidelog.log.maintenance.unused_objects import list_apart
-from tidelog.log.topics import read_head
+from tidelog.log.topics import read_head, read_starts
 from tidelog.model import limits
 from tidelog.model.event import Event, check_event, check_event_bytes
 
@@ -210,7 +210,7 @@ class Amender:
             why=self.why.why,
             events=_audit_events(changes),
             key="" if key is None else key_hash(key),
-            starts=() if key is None else self._starts(heads),
+            starts=self._starts(heads) if op == "delete" else (),
         )
         until_ms = max(record.at_ms, latest_now_ms(self._context)) if op == "delete" else 0
         record, version = put_record(self._context, self.topic, record)
@@ -226,8 +226,14 @@ class Amender:
         return applied
 
     def _starts(self, heads: Mapping[int, VersionedHead]) -> tuple[int, ...]:
-        numbers = range(self.topic.partitions)
-        return tuple(heads[each][0].start if each in heads else 0 for each in numbers)
+        """Returns the first offset of every partition, also of those without such an event.
+
+        A folder that was copied before a trim may have older ones in any partition.
+        """
+        known = {number: head.start for number, (head, _) in heads.items()}
+        missing = [each for each in range(self.topic.partitions) if each not in known]
+        known |= read_starts(self._context, self.topic, missing)
+        return tuple(known[each] for each in sorted(known)) if any(known.values()) else ()
 
     def _enter(
         self,

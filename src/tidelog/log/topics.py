@@ -45,7 +45,7 @@ stalled producer could append.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -80,6 +80,7 @@ __all__ = [
     "raise_epoch",
     "raise_head",
     "read_head",
+    "read_starts",
 ]
 
 _NAMES = 1_000  # topics to compare with a name that does not exist
@@ -260,6 +261,14 @@ def read_head(context: Context, topic: Topic, partition: int) -> tuple[Head, str
     """
     where = layout.topic_partition(topic.incarnation, partition)
     return open_head(context, topic, partition, context.catalog.get(where, "head"))
+
+
+def read_starts(
+    context: Context, topic: Topic, partitions: Iterable[int] | None = None
+) -> dict[int, int]:
+    """Returns the first offset of each partition, or of some; raises as :func:`read_head`."""
+    numbers = range(topic.partitions) if partitions is None else partitions
+    return {number: read_head(context, topic, number)[0].start for number in numbers}
 
 
 def open_head(context: Context, topic: Topic, partition: int, row: Row | None) -> tuple[Head, str]:

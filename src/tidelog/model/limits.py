@@ -59,7 +59,6 @@ __all__ = [
     "RANGE_PARTITIONS_MAX",
     "ROW_BYTES_MAX",
     "SEGMENT_EVENTS_MAX",
-    "SETTLE_ATTEMPTS",
     "SLOT_MS_MAX",
     "STRAYS_AT_ONCE",
     "STRAY_KEEP_MS",
@@ -78,7 +77,6 @@ WRITE_BYTES_MAX = 3_000_000  # all values of one write together
 ROW_BYTES_MAX = 900  # a row key, as UTF-8
 PARTITION_BYTES_MAX = 900  # a partition key, as UTF-8
 WRITE_ID_BYTES_MAX = 64  # a write id, and so a version
-SETTLE_ATTEMPTS = 5  # how often a write with lost replies is sent in all
 
 # Store.
 KEY_BYTES_MAX = 900  # an object's key, as UTF-8; S3 allows 1,024 with the home's prefix

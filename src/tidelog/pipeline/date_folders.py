@@ -249,7 +249,6 @@ _DAYS_MAX = 400  # a name that does not change within a year is not a time
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SAMPLE = datetime(2028, 1, 15)  # noqa: DTZ001 - in a month of 31 days, and a year of 366
 _ZERO = datetime(1970, 1, 1)  # noqa: DTZ001 - on the zone's own clocks
-_SLACK = timedelta(days=1)  # more than any clock change
 _UNITS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1))
 _QUARTERS = sorted(range(-26 * 4, 26 * 4 + 1), key=abs)  # clocks of two zones differ by less
 _SHIFTS = [timedelta(minutes=15 * each) for each in _QUARTERS]

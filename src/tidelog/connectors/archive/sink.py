@@ -64,7 +64,7 @@ from tidelog.model.layout import aside_folder, success
 from tidelog.model.limits import FILE_PARTITION_BYTES_MAX, RANGE_FOLDERS_MAX
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.store import open_store_here
-from tidelog.store.base import Store, check_mark
+from tidelog.store.base import Store, check_mark, object_exists
 
 __all__ = [
     "ArchiveSink",
@@ -182,11 +182,7 @@ class ArchiveSink:
         return file.target.removeprefix(f"{self._root}/").rpartition("/")[0]
 
     def is_marked(self, folder: str) -> bool:
-        try:
-            self._store().head(success(f"{self._root}/{folder}"))
-        except NotFoundError:
-            return False
-        return True
+        return object_exists(self._store(), success(f"{self._root}/{folder}"))
 
     @property
     def _root(self) -> str:

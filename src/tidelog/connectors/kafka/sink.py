@@ -67,7 +67,7 @@ from tidelog.model.event import Event
 from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.pipeline import Manifest
 from tidelog.store import open_store_here
-from tidelog.store.base import Store
+from tidelog.store.base import Store, object_exists
 
 __all__ = ["KafkaPlaybackSink", "KafkaSettings", "KafkaSink", "open_kafka", "open_kafka_playback"]
 
@@ -222,11 +222,8 @@ class KafkaSink:
         """Returns whether nothing of a range was sent, if its group has no number."""
         if not manifest.files:
             return True
-        try:
-            self._open_store(self._settings.store).head(layout.sending(manifest.files[0].staged))
-        except NotFoundError:
-            return True
-        return False
+        store = self._open_store(self._settings.store)
+        return not object_exists(store, layout.sending(manifest.files[0].staged))
 
     @property
     def _what(self) -> str:

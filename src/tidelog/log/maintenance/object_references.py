@@ -21,7 +21,6 @@ from tidelog.context import Context
 from tidelog.errors import (
     CorruptError,
     InvalidError,
-    NotFoundError,
     UnavailableError,
 )
 from tidelog.log.maintenance.obsolete_rows import UnnamedProducerRow, decode_run
@@ -39,6 +38,7 @@ from tidelog.model.topic import (
     UnusedObjects,
     decode_row,
 )
+from tidelog.store.base import object_exists
 
 __all__ = [
     "KNOWN",
@@ -143,7 +143,9 @@ def check_objects(context: Context, topic: Topic, missing: Collection[str]) -> N
     another sweep its object. So the rows that named a missing object are read once more.
     """
     lost = [
-        key for key in sorted(_named(context, topic).intersection(missing)) if _lacks(context, key)
+        key
+        for key in sorted(_named(context, topic).intersection(missing))
+        if not object_exists(context.store, key)
     ]
     if lost:
         lost = sorted(_named(context, topic).intersection(lost))
@@ -161,14 +163,6 @@ def _named(context: Context, topic: Topic) -> set[str]:
         head, _ = read_head(context, topic, partition)
         named |= read_whole(context, topic, partition, head)[1].objects
     return named
-
-
-def _lacks(context: Context, key: str) -> bool:
-    try:
-        context.store.head(key)
-    except NotFoundError:
-        return True
-    return False
 
 
 def find_gap(head: Head, found: References) -> tuple[int, int] | None:

@@ -34,10 +34,9 @@ from tidelog.server.http.errors import MediaTypeError, TooLargeError
 from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.request import EVENT_BYTES, HEADER_BYTES, content_type
 
-__all__ = ["EVENT_HEADERS", "IDEMPOTENCY_KEY", "IF_ABSENT", "Headers", "Ingest"]
+__all__ = ["IDEMPOTENCY_KEY", "IF_ABSENT", "Headers", "Ingest"]
 
 
-EVENT_HEADERS = ("Tidelog-Key", "Tidelog-Id", "Tidelog-Time", "Tidelog-Type")
 IDEMPOTENCY_KEY = "Idempotency-Key"
 IF_ABSENT = "Tidelog-If-Absent"
 _IDEMPOTENCY_KEY_MAX = 255  # bytes
