@@ -104,7 +104,7 @@ def shared_catalog(table_url: str) -> Iterator[DynamoCatalog]:
 @pytest.mark.server
 class TestDynamoCatalog(RemoteCatalogContract):
     increments_each = 40  # 200 take a minute and more: see the long tests below
-    deleted_rows = 20_000  # 200,000 take a minute to make: likewise
+    deleted_rows = 4_000  # 200,000 take a minute to make: see the long test below
 
     @pytest.fixture
     def catalog(self, shared_catalog: DynamoCatalog) -> Catalog:
