@@ -88,7 +88,7 @@ def test_copies_that_only_the_audit_records_are_found_for_good(shell: Shell) -> 
     home.sweep()
     left = [(each.op, each.note.rpartition(", to ")[2]) for each in home.actions()]
     assert left == [("playback", "topic:copy"), ("dead letters", "topic:letters"), ("login", "")]
-    found = [each.what.partition(" (")[0] for each in home.erase("t", ids=["gone"]).traces]
+    found = [each.copy.partition(" (")[0] for each in home.erase("t", ids=["gone"]).traces]
     assert set(found) == {"topic `copy`", "topic `letters`"}
 
 
@@ -101,7 +101,7 @@ def test_deletes_of_an_earlier_event_do_not_hide_a_copy(shell: Shell) -> None:
     home.pumps.create("p", source="topic:t", topic="copy").run()
     home.archives.get("a").run()
     assert [each.value for each in home.read("copy")] == [b"1"]
-    found = {each.what.partition(": ")[2] for each in home.erase("t", ids=["gone"]).traces}
+    found = {each.what for each in home.erase("t", ids=["gone"]).traces}
     assert found == {"holds offset 1 of partition 0: readers still see it", "holds 1 of them"}
     home.erase("copy", ids=["gone"])
     assert home.prove_erased("t", ids=["gone"]).is_clean
@@ -149,7 +149,7 @@ def after_that_time(home: Home) -> None:
 
 def left_in(proof: Proof) -> set[tuple[str, str]]:
     """Which copies still hold events, and in which folders."""
-    return {(each.what.partition("` (")[0], each.object.partition("/")[0]) for each in proof.traces}
+    return {(each.copy.partition("` (")[0], each.object.partition("/")[0]) for each in proof.traces}
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
@@ -266,7 +266,7 @@ def test_dead_letters_of_the_same_source_outside_are_listed_or_searched(
     assert any(each.startswith("topic `letters`: stream `s` moved") for each in listed(home))
     home.pumps.get("s").delete()
     proof = home.archives.get("a").erase(ids=["gone"])
-    assert [each.what.partition(" (")[0] for each in proof.traces] == ["topic `letters`"]
+    assert [each.copy.partition(" (")[0] for each in proof.traces] == ["topic `letters`"]
 
 
 def test_proof_lists_archives_that_were_deleted_as_lost(shell: Shell, tmp_path: Path) -> None:

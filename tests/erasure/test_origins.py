@@ -100,7 +100,7 @@ def test_dead_letters_of_handlers_are_traces_of_an_erased_event(tmp_path: Path) 
     with home.consumer("t", "d") as consumer:
         consumer.run(len, batch=True, dead_letter="none", **how)  # type: ignore[arg-type]
     home.stream("topic:t").run(failing, name="s", dead_letter="by-stream", **how)  # type: ignore[arg-type]
-    said = sorted(each.what for each in home.erase("t", ids=["gone"]).traces)
+    said = sorted(f"{each.copy}: {each.what}" for each in home.erase("t", ids=["gone"]).traces)
     assert [each.partition(":")[0] for each in said] == [
         "topic `by-consumer` (consumer `c` moved failed events of `t` to it)",
         "topic `by-stream` (stream `s` moved failed events of `t` to it)",
@@ -135,7 +135,7 @@ def test_dead_letters_of_an_archive_are_traces_of_an_event_erased_from_it(tmp_pa
     )
     home.delete_topic("t", past_readers=True)
     (trace,) = home.archives.get("a").erase(ids=["gone"]).traces
-    assert trace.what.startswith("topic `letters` (stream `s` moved failed events of `a` to it)")
+    assert trace.copy.startswith("topic `letters` (stream `s` moved failed events of `a` to it)")
 
 
 def test_proof_names_what_else_the_home_has_of_an_outside_source(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_proof_follows_events_out_of_the_home_and_back(tmp_path: Path) -> None:
     home.archives.create("a", source=f"file:{file.parent}").run()
     proof = home.erase("t", ids=["gone"])
     (trace,) = proof.traces
-    assert trace.what.startswith("topic `back` (pipeline `")
+    assert trace.copy.startswith("topic `back` (pipeline `")
     assert [each.partition(":")[0] for each in proof.out_of_reach] == [
         "topic `back`",  # whose ids are those of a field
         "`file",
@@ -277,7 +277,7 @@ def test_archive_of_a_copy_is_searched_after_pump_and_copy_were_deleted(tmp_path
     (trace,) = home.erase("t", ids=["gone"]).traces
     assert trace.object.startswith("archives/a/")
     how = "a pipeline that was deleted may have copied events of `t` to it"
-    assert trace.what.startswith(f"topic `copy` ({how}, and it was deleted)")
+    assert trace.copy.startswith(f"topic `copy` ({how}, and it was deleted)")
     assert home.archives.get("a").erase(ids=["gone"]).verdict == "erased"
     assert home.prove_erased("t", ids=["gone"]).verdict == "erased"
 

@@ -263,7 +263,7 @@ def test_copies_in_topics_are_searched(home: Home) -> None:
     home.create_topic("back", 1)
     home.archives.get("daily").restore("topic:back")
     (trace,) = erase(home).traces
-    assert "topic `back` (pipeline `" in trace.what
+    assert "topic `back` (pipeline `" in trace.copy
     assert trace.do == "run `tidelog delete back ID --prove`"
     assert home.erase("back", ids=[GONE]).is_erased
     assert prove(home) == []

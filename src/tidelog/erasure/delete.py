@@ -153,10 +153,14 @@ class DeleteResult:
     unseen: tuple[str, ...] = ()  # files of archives without ids or keys to search for
 
     @property
+    def found(self) -> int:
+        """Returns how many events were deleted, wherever they were."""
+        return self.events + self.archived + self.strays
+
+    @property
     def is_clean(self) -> bool:
         """Returns whether everything that was given was found, and every file could be searched."""
-        found = self.events or self.archived or self.strays
-        return bool(found) and not self.missing and not self.unseen
+        return bool(self.found) and not self.missing and not self.unseen
 
 
 def delete_events(context: Context, amender: Amender, ids: Collection[str]) -> DeleteResult:

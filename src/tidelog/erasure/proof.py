@@ -71,7 +71,7 @@ __all__ = [
     "record_proof",
 ]
 
-Verdict = Literal["erased", "not erased", "nothing to prove"]
+Verdict = Literal["erased", "not erased", "not all proved", "nothing to prove"]
 
 _FORMAT = "tidelog proof 1"
 _HASHES_MAX = RECORD_BYTES_MAX // HASH_BYTES
@@ -84,6 +84,7 @@ class Trace:
     object: str
     what: str
     do: str
+    copy: str = ""  # the topic with copies of the events that it is in, and how they got there
 
 
 @dataclass(slots=True)
@@ -142,14 +143,19 @@ class Proof:
 
     @property
     def verdict(self) -> Verdict:
-        """Returns the result in words; "nothing to prove" if an id or key was never deleted.
+        """Returns the result in words.
+
+        It is "nothing to prove" if an id or key was never deleted, and "not all proved" if the
+        erasure deleted events of others.
 
         >>> home.prove_erased("orders", ids=["order-1"]).verdict
         'not erased'
         """
         if self.traces:
             return "not erased"
-        return "erased" if self.known else "nothing to prove"
+        if self.known:
+            return "erased"
+        return "not all proved" if self.deleted and self.deleted.found else "nothing to prove"
 
     @property
     def sha256(self) -> str:
@@ -477,8 +483,8 @@ class ObjectSearch:
             if key not in self._seen and store.get(archive.owner) == archive.owner_content:
                 self.count(key, len(archive.owner_content))
 
-    def add(self, key: str, what: str, do: str, archive: str = "") -> None:
+    def add(self, key: str, what: str, do: str, archive: str = "", copy: str = "") -> None:
         """Notes that something is left; ``archive`` is the one whose file it is, if known."""
-        trace = Trace(key, what, self._scope.remedy(do, archive))
+        trace = Trace(key, what, self._scope.remedy(do, archive), copy)
         if trace not in self.proof.traces:
             self.proof.traces.append(trace)

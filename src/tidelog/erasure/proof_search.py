@@ -559,7 +559,7 @@ class _ProofSearch(ObjectSearch):
             self.proof.objects += inner.proof.objects
             self.proof.bytes += inner.proof.bytes
             for trace in inner.proof.traces:
-                self.add(trace.object, f"{name}: {trace.what}", trace.do)
+                self.add(trace.object, trace.what, trace.do, copy=name)
         self.proof.out_of_reach += found.outside
 
     def _under_way(self, archive: Archive, pipeline: str, partition: str, gone: list[int]) -> None:

@@ -45,20 +45,17 @@ __all__ = [
 ]
 
 _BACKFILL = "make the archive's files again with `tidelog archive backfill`"
-_COPY = re.compile(r"(topic `[^`]*` \(.*?\)): (.*)", re.DOTALL)  # a finding in a copy of a topic
 _UNDER_WAY = "archive_ranges_under_way"
 _NAMED_MAX = 5  # of ids that were not found, and of ids in a command
 _OBJECTS_MAX = 3  # that are named of those with the same remedy
 _HEADLINES = {
     "erased": "ERASED: no object that was searched holds any of it.",
     "not erased": "NOT ERASED: something is left.",
+    "not all proved": "NOT ALL PROVED: no object that was searched holds any of it, but an id that "
+    "you gave was never deleted here. Check it; to prove the others, leave it out.",
     "nothing to prove": "NOTHING TO PROVE: an id or key that you gave was never deleted here. "
     "Check it; to prove others, leave it out.",
 }
-_PARTLY = (
-    "NOT ALL PROVED: no object that was searched holds any of it, but an id that you gave was "
-    "never deleted here. Check it; to prove the others, leave it out."
-)
 
 wait_option = click.option(
     "--wait",
@@ -242,8 +239,7 @@ def _show_proof(
     if output.as_json:
         output.record(_values(proof, purged))
         return
-    is_partly = proof.verdict == "nothing to prove" and _found(proof) > 0
-    output.say(_PARTLY if is_partly else _HEADLINES[proof.verdict])
+    output.say(_HEADLINES[proof.verdict])
     output.say("")
     output.record(_evidence(proof, purged))
     for (where, do), findings in _grouped(proof.traces).items():
@@ -287,8 +283,7 @@ def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
 
 def _found(proof: Proof) -> int:
     """Returns how many events the erasure deleted."""
-    deleted = proof.deleted
-    return 0 if deleted is None else deleted.events + deleted.archived + deleted.strays
+    return 0 if proof.deleted is None else proof.deleted.found
 
 
 def _deleted_text(proof: Proof) -> str:
@@ -309,9 +304,7 @@ def _grouped(traces: Iterable[Trace]) -> dict[tuple[str, str], list[str]]:
     """Returns findings by place and remedy: a copy of a topic may have one in each object."""
     groups: dict[tuple[str, str], list[str]] = {}
     for each in traces:
-        copy = _COPY.match(each.what)
-        where, what = copy.groups() if copy else ("", each.what)
-        groups.setdefault((where, each.do), []).append(f"{each.object}: {what}")
+        groups.setdefault((each.copy, each.do), []).append(f"{each.object}: {each.what}")
     return groups
 
 
