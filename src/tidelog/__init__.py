@@ -107,6 +107,7 @@ __all__ = [
     "HandlerOptions",
     "HandlerSettings",
     "HealthCheck",
+    "Histogram",
     "HistoryBar",
     "Home",
     "InternalError",

@@ -115,6 +115,7 @@ from tidelog.log.producer.producer import Producer as Producer
 from tidelog.log.status import Lag as Lag
 from tidelog.log.status import MemberState as MemberState
 from tidelog.log.status import PartitionState as PartitionState
+from tidelog.log.timeline import Histogram as Histogram
 from tidelog.maintenance.pipeline_sweep import PipelineSweep as PipelineSweep
 from tidelog.maintenance.turn import Erasure as Erasure
 from tidelog.maintenance.turn import ErasureWatch as ErasureWatch

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
+from datetime import datetime
 
 import pyarrow as pa
 
@@ -35,6 +36,7 @@ from tidelog.log.status import (
     partition_ends,
     partition_states,
 )
+from tidelog.log.timeline import Histogram, Timelines
 from tidelog.log.topics import (
     change_topic,
     create_topic,
@@ -44,8 +46,8 @@ from tidelog.log.topics import (
     list_topics,
 )
 from tidelog.model import defaults
-from tidelog.model.event import Event
-from tidelog.model.times import duration_ms
+from tidelog.model.event import Event, check_timestamp
+from tidelog.model.times import duration_ms, moment_ms
 from tidelog.model.topic import Topic, partition_for
 from tidelog.playback.pages import SearchQuery, SearchResult, search_partition
 
@@ -374,6 +376,29 @@ class BrowseCalls(ABC):
             raise InvalidError(f"search: limit {limit}: give 1 or more")
         most = (limit, _SEARCH_S)
         return search_partition(self.context, found, partition, start, query, most)
+
+    def timeline(
+        self,
+        topic: str,
+        start: str | int | datetime | None = None,
+        end: str | int | datetime | None = None,
+    ) -> Histogram:
+        """Returns how many events each stretch of a topic's time has, in 400 bars at most.
+
+        ``start`` and ``end`` are times, as milliseconds or text such as ``-1h`` too; without them
+        it covers all events. Counts come from the lists of runs: ``is_exact`` is false if long runs
+        were spread evenly, and ``is_whole`` if there are too many to read at once.
+
+        >>> sum(home.timeline("orders").counts)
+        3
+        """
+        bounds = (self._time_ms(each) for each in (start, end))
+        return Timelines(self.context).histogram(self.topic(topic), *bounds)
+
+    def _time_ms(self, time: str | int | datetime | None) -> int | None:
+        if isinstance(time, str):
+            return moment_ms(time, self.context.clock.now_ms())
+        return None if time is None else check_timestamp(time)
 
     def _tail(self, tail: Tail, wait_s: float, stop: threading.Event) -> Iterator[Event]:
         clock = self.context.clock
