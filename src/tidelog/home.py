@@ -209,7 +209,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
             raise InvalidError("append: if_absent goes by ids: leave out partition and offset")
         lookup = self._lookups.of(self.topic(topic))
         # All are checked before the first is stored: they go partition by partition.
-        return append_absent(self.context, lookup, producer.checked(events), producer.append)
+        return append_absent(lookup, producer.checked(events), producer.append_at)
 
     def append_once(self, topic: str, key: str, events: Sequence[Event]) -> Positions:
         """Stores events unless an earlier call with this key has; returns their positions.

@@ -75,3 +75,11 @@ def test_lines_that_end_with_cr_and_lf_lose_both(tidelog: Run) -> None:
     tidelog("produce", "t", stdin=b"one\r\ntwo\r\n\r\nthree")
     tidelog("produce", "t", stdin=b"plain\nkept\r\n")
     assert consumed(tidelog, "t", "c") == b"one\ntwo\n\nthree\nplain\nkept\r\n"
+
+
+def test_carriage_return_without_a_newline_stays(tidelog: Run) -> None:
+    tidelog("topic", "create", "t")
+    for text in (b"a\r", b"\r", b"b\r\nc"):
+        assert tidelog("produce", "t", stdin=text).code == 0
+    events = [json.loads(line) for line in consumed(tidelog, "t", "c", "--json").splitlines()]
+    assert [each["value"] for each in events] == ["a\r", "\r", "b", "c"]

@@ -43,7 +43,7 @@ from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.partition_reader import Reader
-from tidelog.log.producer.append import Appender
+from tidelog.log.producer.append import Appender, StoredSegment
 from tidelog.log.topics import find_topic
 from tidelog.model.event import Event, Positions
 from tidelog.model.topic import partition_for
@@ -107,12 +107,13 @@ class JournalMachine(RuleBasedStateMachine):
         actor = self.actors[who]
         refused: set[str] | None = None
 
-        def append(given: Any, *, partition: int, expected_offset: int) -> Positions:
-            base = _append(actor.context, self, partition, given, expected_offset)
+        def append(given: Any, *, partition: int, find_end: Callable[[], int]) -> Positions:
+            appender, stored = _uploaded(actor.context, self, partition, given)
+            base, _ = appender.commit_at(stored, stored.segment.pieces[0], find_end)
             return Positions("t", *_places(partition, base, len(given)))
 
         try:
-            positions = append_absent(actor.context, actor.lookup, events, append)
+            positions = append_absent(actor.lookup, events, append)
         except AlreadyExistsError as exc:
             refused = set(exc.context["ids"])
         except (PartialAppendError, UnavailableError, UnknownOutcomeError):
@@ -297,13 +298,18 @@ def _append(
     machine: JournalMachine,
     partition: int,
     events: list[Event],
-    expected: Any = None,
 ) -> int:
     """One run, by a producer of its own; its first offset."""
-    appender = Appender(context, find_topic(context, "t"), f"~{machine.house.ids.new()}")
-    segment = encode_staged([(partition, table_of(events, T0))])
-    base, _ = appender.commit(appender.upload(segment), segment.pieces[0], None, expected)
+    appender, stored = _uploaded(context, machine, partition, events)
+    base, _ = appender.commit(stored, stored.segment.pieces[0])
     return base
+
+
+def _uploaded(
+    context: Context, machine: JournalMachine, partition: int, events: list[Event]
+) -> tuple[Appender, StoredSegment]:
+    appender = Appender(context, find_topic(context, "t"), f"~{machine.house.ids.new()}")
+    return appender, appender.upload(encode_staged([(partition, table_of(events, T0))]))
 
 
 def _places(partition: int, base: int, count: int) -> tuple[Any, Any]:

@@ -22,6 +22,7 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal import compile as compile_module
 from tidelog.journal import recover as recover_module
 from tidelog.journal.compile_steps import Swap
+from tidelog.journal.lookup import Lookup
 from tidelog.journal.recover import RecoverReport
 from tidelog.log.maintenance.trim import ToOffsets
 
@@ -61,6 +62,29 @@ def test_lost_events_are_appended_in_order_and_sweeps_resume(embedded: Embedded)
         assert home.sweep(0).refused == ()
         assert values(home) == ["kept", "lost", "lost too"]
     assert len(embedded.segments()) == 3
+
+
+def test_absent_id_that_met_a_conflict_is_recovered_once(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded.append("kept")
+    embedded.keep_copy()
+    find = Lookup.find
+    with embedded.open() as home, embedded.open() as other:
+
+        def find_slowly(self: Lookup, *args: Any, **kwargs: Any) -> Any:
+            found = find(self, *args, **kwargs)
+            monkeypatch.setattr(Lookup, "find", find)
+            other.append("orders", [Event(b"other")], partition=0)
+            return found
+
+        monkeypatch.setattr(Lookup, "find", find_slowly)
+        [position] = home.append("orders", [Event(b"mine", id="mine")], if_absent=True)
+        assert position.offset == 2
+    embedded.go_back()
+    with embedded.open() as home:
+        assert home.recover_topic("orders").appended == 2
+        assert values(home) == ["kept", "other", "mine"]
 
 
 def test_dry_run_changes_nothing(embedded: Embedded) -> None:

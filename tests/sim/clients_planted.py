@@ -10,11 +10,12 @@ from unittest import mock
 from tidelog.catalog.base import Put
 from tidelog.context import Context
 from tidelog.coordination.ownership import Member
-from tidelog.errors import UnknownOutcomeError
+from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from tidelog.log.consumer import control as consumers
 from tidelog.log.consumer import handler
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Lease, LeaseReader, Leases, all_or_nothing
+from tidelog.log.producer.append import Appender
 from tidelog.log.producer.flush import Flush, FlushFailure, FlushFailures, SendFuture
 from tidelog.log.producer.producer import Producer
 from tidelog.model import layout
@@ -37,6 +38,7 @@ __all__ = [
     "run_without_putting_back",
     "seal_when_started",
     "undo_after_errors",
+    "upload_again",
     "yield_all",
 ]
 
@@ -189,3 +191,15 @@ def seal_when_started(self: Producer) -> None:
     if self._open.pending:
         self._uploader.start(self._open)
         self._open = Flush(self._topic.name)
+
+
+def upload_again(self: Appender, stored: Any, piece: Any, find_end: Any) -> Any:
+    """Stores events in another segment for each offset that it tries."""
+    for number in range(20):
+        if number:
+            stored = self.upload(stored.segment)
+        end = find_end()
+        with contextlib.suppress(ConflictError):
+            return self.commit(stored, piece, expected_offset=end)
+        self.abandon(piece.partition, stored)
+    raise UnavailableError("too many writers at once")

@@ -104,16 +104,16 @@ class Desk(JournalCalls):
         found = self.topic(topic)
         appender = Appender(self.context, found, f"~{self.context.ids.new()}")
 
-        def append(events: Any, *, partition: int, expected_offset: int) -> Positions:
+        def append(events: Any, *, partition: int, find_end: Callable[[], int]) -> Positions:
             segment = encode_staged([(partition, table_of(events, self.context.clock.now_ms()))])
             stored = appender.upload(segment)
-            base, _ = appender.commit(stored, segment.pieces[0], expected_offset=expected_offset)
+            base, _ = appender.commit_at(stored, segment.pieces[0], find_end)
             count = len(events)
             return Positions(
                 topic, np.full(count, partition, np.int32), np.arange(base, base + count)
             )
 
-        return absent.append_absent(self.context, self._lookups.of(found), events, append)
+        return absent.append_absent(self._lookups.of(found), events, append)
 
 
 class HomeWorld(SimWorld):

@@ -593,6 +593,7 @@ BUGS: dict[str, Bug] = {
         "P1, P5", (delete, "search_strays", lambda *_: {})
     ),
     "one event of an id recovered": _rollback("P1", (TopicSnapshot, "look", present_by_id)),
+    "segment for each attempt": _rollback("P1", (Appender, "commit_at", wrong.upload_again)),
     "staged commits leave no witness": _rollback("P1", (Copier, "bear_witness", no_witness)),
     "proof by dates": _rollback("P1", (lost_commits._Check, "_is_lost", lost_by_dates)),
 }

@@ -114,9 +114,9 @@ class RollbackWorld(SimWorld):
             self.copy_at = self.random.randrange(4, 24)
         # The newest journals are the only copies, and a person trims the topic past what is lost.
         self.trims_past_lost = self.stages and self.recovers
+        self.chooses = seed % 6 == 3  # producers append where they have looked, as for absent ids
         self.erased: set[bytes] = set()  # events before deletes of their key that have returned
-        self.is_trimmed_past_lost = False
-        self._deletes = 0
+        self.is_trimmed_past_lost, self._deletes = False, 0
         self._values: dict[str, frozenset[bytes]] = {}
 
     def run(self) -> Counter[Fault]:
@@ -147,7 +147,7 @@ class RollbackWorld(SimWorld):
         one_shots = self.random.choice([1, 3])
         for number in range((1, 3)[self.phase] if self.redates else one_shots):
             self._spawn(f"one-shot-{number}", self.append_once)
-        for number in range(self.random.choice([0, 1])):
+        for number in range(self.random.choice([0, 1]) + self.chooses):
             self._spawn(f"producer-{number}", self.append_many)
         if self.chance(0.7) or self.only_journals:
             self._spawn("compiler", self.compile)
@@ -198,7 +198,14 @@ class RollbackWorld(SimWorld):
         segment = encode_segment(parts, appender.known(sorted(places)))
         stored = appender.upload(segment)
         for (place, table), piece in zip(parts, segment.pieces, strict=True):
-            base, stored = appender.commit(stored, piece)
+            if self.chooses:
+                base, stored = appender.commit_at(
+                    stored,
+                    piece,
+                    lambda at=place: self._head(at)["next"],  # type: ignore[misc]
+                )
+            else:
+                base, stored = appender.commit(stored, piece)
             event = table.to_pylist()[0]
             told = before.get(place, ""), self.phase, event["key"], _time_ms(table)
             self.sent.append(_Sent(event["value"], place, base, *told))

@@ -95,6 +95,7 @@ class LinesReader:
         number, rest = 1, b""
         while not self._ended and (data := self._gather(linger_s)):
             *lines, rest = (rest + data).split(b"\n")
+            self._find_end(lines)
             if self._ended and rest and not only_ended:
                 lines.append(rest)
                 rest = b""
@@ -113,10 +114,13 @@ class LinesReader:
             else:
                 yield InputLines(number, self._without_ends([rest]))
 
+    def _find_end(self, lines: list[bytes]) -> None:
+        """Learns how lines end from the first that has its newline; one without keeps all bytes."""
+        if self._end is None and lines:
+            self._end = b"\r" if lines[0].endswith(b"\r") else b""
+
     def _without_ends(self, lines: list[bytes]) -> list[bytes]:
         """Returns lines without carriage returns, if the input's first line ends with one."""
-        if self._end is None:
-            self._end = b"\r" if lines[0].endswith(b"\r") else b""
         return [line.removesuffix(self._end) for line in lines] if self._end else lines
 
     def _gather(self, linger_s: float) -> bytes:

@@ -28,8 +28,7 @@ producers can append there at the same time.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -312,12 +311,17 @@ Events = Any  # Event objects, or an Arrow table or batch
 
 
 class Append(Protocol):
-    """Appends events to one partition at an offset. Raises ``ConflictError``."""
+    """Appends events to one partition, at the offset that ``find_end`` returns.
 
-    def __call__(self, events: Any, *, partition: int, expected_offset: int) -> Positions: ...
+    Asks it again after a conflict. What it raises refuses the events.
+    """
+
+    def __call__(
+        self, events: Any, *, partition: int, find_end: Callable[[], int]
+    ) -> Positions: ...
 
 
-def append_absent(context: Context, lookup: Lookup, events: Events, append: Append) -> Positions:
+def append_absent(lookup: Lookup, events: Events, append: Append) -> Positions:
     """Appends events whose ids are new; returns their positions, in the order given.
 
     Raises ``AlreadyExistsError`` with the ids that exist, and appends nothing. If one is appended
@@ -339,7 +343,7 @@ def append_absent(context: Context, lookup: Lookup, events: Events, append: Appe
             rows = np.flatnonzero(places == partition)
             lot = _Lot(partition, [ids[row] for row in rows.tolist()], _select_rows(given, rows))
             end = found.heads[partition][0].next
-            offsets[rows] = lot.append(context, lookup, append, end).offsets
+            offsets[rows] = lot.append(lookup, append, end).offsets
     except TidelogError as exc:
         unknown = rows.tolist() if isinstance(exc, UnknownOutcomeError) else []
         raise append_error(Positions(name, places, offsets), unknown, exc)  # noqa: B904 - its cause
@@ -354,18 +358,19 @@ class _Lot:
     ids: Sequence[str]
     events: Any
 
-    def append(self, context: Context, lookup: Lookup, append: Append, end: int) -> Positions:
+    def append(self, lookup: Lookup, append: Append, end: int) -> Positions:
         """Appends at ``end``, up to which nothing was found, or later after checking again."""
-        busy = _busy(lookup.topic.name, self.partition)
-        for number in attempts(context, busy):
-            if number:
-                found = lookup.find(self.ids, partitions=[self.partition])
-                if found.events:
-                    raise _exist(lookup.topic.name, found.events)
-                end = found.heads[self.partition][0].next
-            with contextlib.suppress(ConflictError):
-                return append(self.events, partition=self.partition, expected_offset=end)
-        raise busy
+        known = [end]
+
+        def find_end() -> int:
+            if known:
+                return known.pop()
+            found = lookup.find(self.ids, partitions=[self.partition])
+            if found.events:
+                raise _exist(lookup.topic.name, found.events)
+            return found.heads[self.partition][0].next
+
+        return append(self.events, partition=self.partition, find_end=find_end)
 
 
 def _ids(given: Any) -> list[str]:

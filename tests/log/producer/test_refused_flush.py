@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.topic_upkeep import House
-from tidelog.errors import ConflictError
+from tidelog.errors import AlreadyExistsError, ConflictError
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.unused_objects import read_unused
 from tidelog.log.producer.producer import Producer
@@ -30,3 +30,40 @@ def test_refused_flush_is_listed_by_the_next_commit_or_at_the_end(goes_on: bool)
     assert (report.objects_doubted, report.refused) == (0, ())
     assert refused not in house.objects()
     assert house.values(topic) == (["a", "b"] if goes_on else ["a"])
+
+
+def test_conflict_asks_for_another_offset_and_uploads_once() -> None:
+    house = House()
+    topic = house.topic()
+    with Producer(house.context, topic) as producer, Producer(house.context, topic) as other:
+        events = producer.checked([Event(b"b")])
+        before = house.objects()
+        ends = iter([0, 1])
+
+        def find_end() -> int:
+            end = next(ends)
+            if not end:
+                other.append([Event(b"a")], partition=0)
+            return end
+
+        [position] = producer.append_at(events, partition=0, find_end=find_end)
+        assert position.offset == 1
+        assert len(house.objects() - before) == 2
+    assert house.values(topic) == ["a", "b"]
+
+
+def test_events_that_are_refused_after_a_conflict_leave_those_behind_them_alone() -> None:
+    house = House()
+    topic = house.topic()
+    with Producer(house.context, topic) as producer:
+        behind = []
+
+        def find_end() -> int:
+            behind.append(producer.send(b"behind"))
+            raise AlreadyExistsError("refused")
+
+        with pytest.raises(AlreadyExistsError, match="refused"):
+            producer.append_at(producer.checked([Event(b"a")]), partition=0, find_end=find_end)
+        producer.flush()
+        assert [future.result().offset for future in behind] == [0]
+    assert house.values(topic) == ["behind"]

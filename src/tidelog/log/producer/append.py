@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -225,9 +225,7 @@ class Appender:
             if at is not None and at[0].next != expected_offset:
                 self._heads.pop(piece.partition, None)  # others may have appended since
         is_stale = True  # our copy of the rows, which others may have changed
-        busy = UnavailableError(
-            f"partition `{self._topic.name}/{piece.partition}`: too many writers at once: try again"
-        )
+        busy = self._busy(piece.partition)
         delays_s = RACE.delays_s(self._context.random)
         for _ in rounds(RACE.attempts, busy):
             delay_s = next(delays_s, 0.0)
@@ -260,6 +258,21 @@ class Appender:
                 self._context.wakeups.committed(which, piece.partition, plan.head.next)
                 return plan.batch.base, stored
             is_stale = self._wait_to_repeat(delay_s, is_stale)
+        raise busy
+
+    def commit_at(
+        self, stored: StoredSegment, piece: Piece, find_end: Callable[[], int]
+    ) -> tuple[int, StoredSegment]:
+        """Commits at the offset that ``find_end`` returns; asks it again after each conflict.
+
+        ``find_end`` may raise to refuse the events. All attempts use one segment: if the catalog
+        loses the commit, a recovery finds these events once.
+        """
+        busy = self._busy(piece.partition)
+        for _ in attempts(self._context, busy):
+            end = find_end()
+            with contextlib.suppress(ConflictError):
+                return self.commit(stored, piece, expected_offset=end)
         raise busy
 
     def _wait_to_repeat(self, delay_s: float, was_stale: bool) -> bool:
@@ -539,6 +552,10 @@ class Appender:
             self._context.catalog.write(where, change, write_id=self._context.ids.new())
         except (ConflictError, UnknownOutcomeError, UnavailableError):
             return  # the row is a few bytes, and a sweep deletes old ones
+
+    def _busy(self, partition: int) -> UnavailableError:
+        where = f"partition `{self._topic.name}/{partition}`"
+        return UnavailableError(f"{where}: too many writers at once: try again")
 
     def _unknown(self, partition: int, why: str) -> UnknownOutcomeError:
         return UnknownOutcomeError(

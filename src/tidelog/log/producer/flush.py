@@ -31,7 +31,7 @@ import pyarrow as pa
 from tidelog.codec.event_batch import batch_of
 from tidelog.codec.partitioner import split
 from tidelog.concurrency import Flag
-from tidelog.errors import TidelogError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import InternalError, TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.log.producer.append_plan import event_mark
 from tidelog.model import limits
 from tidelog.model.event import Headers, Position, Positions
@@ -158,6 +158,8 @@ class Flush:
         self.number = -1
         self.lingers = False  # whether the producer's timer knows about it
         self.expected_offset: int | None = None
+        self.find_end: Callable[[], int] | None = None  # chooses the offset, again after a conflict
+        self.is_refused = False  # by that, so that nothing of it is stored
         self.error: BaseException | None = None
         self.failure: FlushFailure | None = None  # of events that were sent
         self.links: list[object] = []  # the spans of the requests that it carries
@@ -199,6 +201,16 @@ class Flush:
             mark = pending.mark(rows[-1])
             parts.append(FlushPart(partition, table, at, [sequences[row] for row in rows], mark))
         return parts
+
+    def ask_end(self) -> int:
+        """Returns the offset at which to commit now. Raises what refuses the events."""
+        try:
+            if self.find_end is None:
+                raise InternalError(f"append to `{self.topic}`: has no offset to choose")
+            return self.find_end()
+        except BaseException:
+            self.is_refused = True
+            raise
 
     def note_stored(self, part: FlushPart, base: int) -> None:
         """Notes that a part has its offsets."""

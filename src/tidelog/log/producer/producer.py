@@ -8,7 +8,7 @@ in the buffer and on their way are limited; a full buffer blocks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import TracebackType
 
@@ -260,8 +260,26 @@ class Producer:
         check_events(table, limits.EVENT_BYTES_CEILING, own=True)
         return self._append(table, None, None)
 
+    def append_at(
+        self, events: pa.Table, *, partition: int, find_end: Callable[[], int]
+    ) -> Positions:
+        """Stores events that were checked in one commit, at the offset that ``find_end`` returns.
+
+        Calls it again after each conflict. What it raises refuses the events, and no others.
+
+        >>> events = producer.checked([tidelog.Event(b"a")])
+        >>> producer.append_at(events, partition=0, find_end=lambda: 3)[0].offset
+        3
+        """
+        self._uploader.guard.check()
+        return self._append(events, partition, None, find_end)
+
     def _append(
-        self, table: pa.Table, partition: int | None, expected_offset: int | None
+        self,
+        table: pa.Table,
+        partition: int | None,
+        expected_offset: int | None,
+        find_end: Callable[[], int] | None = None,
     ) -> Positions:
         if partition is not None:
             self._topic.check_partition(partition)
@@ -269,9 +287,10 @@ class Producer:
             raise InvalidError("append: expected_offset needs a partition: give both")
         flushes: list[Flush] = []
         stopped: TidelogError | None = None
-        for part in self._slices(table, whole=expected_offset is not None):
+        is_whole = expected_offset is not None or find_end is not None
+        for part in self._slices(table, whole=is_whole):
             flush = self._flush_of(part, partition)
-            flush.expected_offset = expected_offset
+            flush.expected_offset, flush.find_end = expected_offset, find_end
             flushes.append(flush)
             try:
                 if stopped is None:

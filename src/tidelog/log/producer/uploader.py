@@ -158,14 +158,11 @@ class Uploader:
 
     def _commit(self, flush: Flush, parts: list[FlushPart], stored: StoredSegment) -> None:
         def commit(part: FlushPart, piece: Piece, stored: StoredSegment) -> StoredSegment:
-            expected = flush.expected_offset
             try:
-                base, moved = self._appender.commit(
-                    stored, piece, part.sequences, expected, mark=part.mark
-                )
+                base, moved = self._commit_part(flush, part, piece, stored)
             except BaseException as exc:
                 known = isinstance(exc, TidelogError) and not isinstance(exc, UnknownOutcomeError)
-                if not known:  # an error of another kind may have occurred anywhere
+                if not (known or flush.is_refused):  # an error of another kind occurs anywhere
                     flush.note_unknown(part, exc)
                 raise
             flush.note_stored(part, base)
@@ -185,6 +182,15 @@ class Uploader:
         if failures:
             raise flush.unknown_error() or failures[0]
 
+    def _commit_part(
+        self, flush: Flush, part: FlushPart, piece: Piece, stored: StoredSegment
+    ) -> tuple[int, StoredSegment]:
+        if flush.find_end is not None:
+            return self._appender.commit_at(stored, piece, flush.ask_end)
+        return self._appender.commit(
+            stored, piece, part.sequences, flush.expected_offset, mark=part.mark
+        )
+
     def _finish(
         self, flush: Flush, error: BaseException | None, behind: BaseException | None
     ) -> None:
@@ -193,7 +199,9 @@ class Uploader:
             self._turn += 1
             self.held_bytes -= flush.size
             del self.under_way[flush.number]
-            refused = flush.expected_offset is not None and isinstance(error, ConflictError)
+            refused = flush.is_refused or (
+                flush.expected_offset is not None and isinstance(error, ConflictError)
+            )
             if behind is not None:
                 error = self._behind(behind)
             elif error is not None and not refused:
