@@ -137,12 +137,14 @@ class JournalCalls(ABC):
         ids: str | Iterable[str] = (),
         *,
         key: bytes | None = None,
+        archives: bool = True,
         progress: Callable[[int], None] | None = None,
     ) -> ErasurePlan:
         """Returns how many events :meth:`Home.erase` would delete now, and where they are.
 
         Give ids, or a key, for which it reads the keys of the whole topic and calls ``progress``
-        with the bytes read so far. Changes nothing.
+        with the bytes read so far. Without ``archives`` it counts events of the topic alone, and
+        searches no files of archives for what the topic has trimmed. Changes nothing.
 
         >>> plan = home.plan_erase("orders", ["order-2", "order-9"])
         >>> plan.events, plan.partitions, plan.archives
@@ -152,7 +154,8 @@ class JournalCalls(ABC):
 
         wanted = [ids] if isinstance(ids, str) else list(ids)
         lookup = self._lookups.of(self.topic(topic))
-        return plan_erasure(self.context, lookup, wanted, key, progress or (lambda _: None))
+        told = progress or (lambda _: None)
+        return plan_erasure(self.context, lookup, wanted, key, told, archives=archives)
 
     def audit(
         self,

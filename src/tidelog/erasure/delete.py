@@ -66,13 +66,15 @@ def plan_erasure(
     ids: Collection[str],
     key: bytes | None,
     progress: Callable[[int], None],
+    *,
+    archives: bool = True,
 ) -> ErasurePlan:
     """Counts the events of a topic with one of these ids, or with a key, and their copies."""
     topic, sought = lookup.topic, matcher_of(ids, key)
     held = _held_by_topic(context, lookup, ids, key, progress)
     trimmed: set[tuple[str, int]] = set()
-    archives: Counter[str] = Counter()
-    for archive, generation in reachable_archives_of(context, topic):
+    archived: Counter[str] = Counter()
+    for archive, generation in reachable_archives_of(context, topic) if archives else ():
         if archive.state_of(generation) != "live":
             continue
         pipeline = archive.pipeline(generation)
@@ -85,9 +87,9 @@ def plan_erasure(
         trimmed |= places
         heads = {name: read_progress(context, pipeline, name) for name in own}
         copied = sum(_has_read(heads.get(name), offset) for name, offset in held)
-        archives[archive.name] += copied + len(places)
+        archived[archive.name] += copied + len(places)
     partitions = Counter(name for name, _ in (*held, *trimmed))
-    return ErasurePlan(dict(sorted(partitions.items())), _some(archives), len(trimmed))
+    return ErasurePlan(dict(sorted(partitions.items())), _some(archived), len(trimmed))
 
 
 def plan_archive_erasure(

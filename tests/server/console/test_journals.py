@@ -120,6 +120,19 @@ def test_events_are_erased_by_ids_with_blanks_in_them(served: Served, browser: B
     assert len([e for p in range(2) for e in served.home.read("people", p)]) == 37
 
 
+def test_all_events_of_an_id_or_key_are_counted_before_an_erasure(
+    served: Served, browser: Browser
+) -> None:
+    for partition in (0, 1):
+        twice = [Event(b"again", id="note 7", key=b"person-3")]
+        served.home.append("people", twice, partition=partition)
+    page = browser.get("/console/topics/people/journals")
+    asked = browser.send(page, ERASE, ids="note 7", why="entered twice")
+    assert "All events with the id note 7 will be erased: 3 events ." in text_of(asked.text)
+    asked = browser.send(page, ERASE, key="person-3", why="request 2026-118")
+    assert "will be erased: 12 events ." in text_of(asked.text)
+
+
 def test_an_erasure_says_whose_and_why(served: Served, browser: Browser) -> None:
     page = browser.get("/console/topics/people/journals")
     for wrong in (

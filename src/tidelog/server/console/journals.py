@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidelog import Erasure, ErasureWatch
+from tidelog import Erasure, ErasureWatch, Event
 from tidelog.api.maintenance import EraseOptions, ProveOptions
 from tidelog.codec.event_json import id_line, ids_of_lines, text_of_line
 from tidelog.coordination.audit import WHY_MAX, newest_records
@@ -32,6 +32,8 @@ _IDS_MAX = 1_000  # by one form
 _WAIT = "10m"  # for ranges of archives under way
 _REWRITTEN = ("journals", "files", "swept")  # figures of a purge
 _LOOK_S = 0.2  # in which events of a key are counted
+_COUNTED_MAX = 500  # of these events
+_SHOWN_MAX = 10  # events on the page that asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,16 +213,26 @@ class JournalPages:
         return (sample.bytes if sample else 0) or 0
 
     def _told(self, topic: Topic, asked: ErasureForm) -> dict[str, Any]:
-        """Returns how many events that would be, as far as a short search shows."""
+        """Returns how many events of the topic that would be, as far as a short search shows."""
         if asked.ids:
-            events = [event for each in asked.ids if (event := self._found(topic, each))]
-            return {"count": len(events), "is_whole": True, "events": events[:10]}
+            count = self._home.plan_erase(topic.name, asked.ids, archives=False).events
+            some = asked.ids[:_SHOWN_MAX]
+            events = [event for each in some if (event := self._found(topic, each))]
+            return {"count": count, "is_whole": True, "events": events}
         key = asked.key.encode()
-        partition = partition_for(key, topic.partitions)
-        most = (500, _LOOK_S)
-        found = search_partition(self._context, topic, partition, None, SearchQuery(key), most)
-        whole = found.next is None and topic.partitions == 1
-        return {"count": len(found.events), "is_whole": whole, "events": found.events[:10]}
+        first = partition_for(key, topic.partitions)  # producers may have chosen another one
+        others = (each for each in range(topic.partitions) if each != first)
+        clock, events, is_whole = self._context.clock, list[Event](), True
+        until_s = clock.monotonic_s() + _LOOK_S
+        for partition in (first, *others):
+            most = _COUNTED_MAX - len(events), until_s - clock.monotonic_s()
+            is_whole = is_whole and min(most) > 0
+            if not is_whole:
+                break
+            found = search_partition(self._context, topic, partition, None, SearchQuery(key), most)
+            events += found.events
+            is_whole = found.next is None
+        return {"count": len(events), "is_whole": is_whole, "events": events[:_SHOWN_MAX]}
 
     def _found(self, topic: Topic, event_id: str) -> Any:
         try:
