@@ -21,7 +21,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tests.sim.archive_store import Generation
+from tests.sim.archive_accounts import Accountant
+from tests.sim.archive_store import Generation, Stored
 from tests.sim.archive_world import BY_DAY, RAW, ArchivesWorld, Done
 from tests.sim.archive_worlds import RATES, WHY
 from tests.sim.journal_home import PARTITIONS
@@ -50,6 +51,17 @@ __all__ = ["CopiesDone", "CopiesWorld"]
 
 COPIES = ("pumped", "further", "restored")
 PUMPS = {"pumped": "t", "further": "pumped"}  # each topic with its source
+
+
+class CopiesAccountant(Accountant):
+    """Knows events by ids and places.
+
+    The topic that was created again has an id twice if it was filled and archived before the
+    restore, which appends to it what its own archive holds.
+    """
+
+    def mark(self, stored: Stored) -> str:
+        return f"{stored.id}@{stored.place[1]}/{stored.place[2]}"
 
 
 @dataclass
@@ -85,6 +97,8 @@ class _RetimedWriter:
 
 class CopiesWorld(ArchivesWorld):
     """One seed's world."""
+
+    accountants = CopiesAccountant
 
     rates = RATES
     attempts = (3,)
