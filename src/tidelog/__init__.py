@@ -93,6 +93,7 @@ __all__ = [
     "Fate",
     "FateError",
     "FencedError",
+    "FileCounts",
     "FileEntry",
     "FinalizeResult",
     "FindResult",

@@ -29,7 +29,7 @@ from tidelog.concurrency import Pool, check_process
 from tidelog.context import Context
 from tidelog.coordination.audit import user_at_host
 from tidelog.coordination.registry import Tokens
-from tidelog.errors import InternalError, InvalidError, TidelogError
+from tidelog.errors import InternalError, InvalidError, NotFoundError, TidelogError
 from tidelog.journal.amendment_writer import append_absent
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions, Turn
@@ -47,6 +47,7 @@ from tidelog.log.status import (
 )
 from tidelog.model.event import Event, Positions
 from tidelog.model.playback import Time
+from tidelog.model.topic import Topic
 from tidelog.playback.merge import play_arrow, play_events
 from tidelog.settings import Settings, check_options, config_string, load_settings
 from tidelog.store import Store
@@ -255,15 +256,28 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
         """
         return Consumers(self.context, self.topic(topic), self.consumer)
 
-    def lag(self, topic: str) -> list[Lag]:
+    def lag(self, topic: str | None = None) -> list[Lag]:
         """Returns how far each consumer of a topic is behind, partition by partition.
+
+        Without a topic: the consumers of all topics.
 
         >>> home.lag("orders")
         []
+        >>> sum(each.events for each in home.lag())
+        0
         """
-        found = self.topic(topic)
-        names = consumer_names(self.context, found)
-        return [lag for name in names for lag in consumer_lag(self.context, found, name)]
+        if topic is not None:
+            return self._lag(self.topic(topic))
+        found: list[Lag] = []
+        for each in self.topics():
+            if each.state == "ready":
+                with contextlib.suppress(NotFoundError):  # it was deleted meanwhile
+                    found += self._lag(each)
+        return found
+
+    def _lag(self, topic: Topic) -> list[Lag]:
+        names = consumer_names(self.context, topic)
+        return [lag for name in names for lag in consumer_lag(self.context, topic, name)]
 
     def delete_consumer(self, topic: str, name: str, *, force: bool = False, who: str = "") -> None:
         """Deletes a consumer with its cursors, so that trims and deletes do not wait for it.

@@ -126,6 +126,7 @@ from tidelog.model.event import Positions as Positions
 from tidelog.model.pipeline import Aside as Aside
 from tidelog.model.pipeline import Begin as Begin
 from tidelog.model.pipeline import DriverFailure as DriverFailure
+from tidelog.model.pipeline import FileCounts as FileCounts
 from tidelog.model.pipeline import FileEntry as FileEntry
 from tidelog.model.pipeline import Gap as Gap
 from tidelog.model.pipeline import NamedPipeline as NamedPipeline

@@ -98,7 +98,7 @@ def test_partitions_follow_folders_promotes_and_erasures(
     add(home, range(2, 5))
     archive.run()  # kept up to date by the driver
     assert list(partitions(glue, database)) == DAYS[:5]
-    assert archive.tables.register(name)[0].files == 0
+    assert archive.tables.register(name)[0].files_added == 0
     # An erasure that empties a folder drops its partition, and a new event adds it again.
     assert home.erase("t", ids=["t-1"]).is_erased
     assert list(partitions(glue, database)) == [DAYS[0], *DAYS[2:5]]

@@ -30,7 +30,7 @@ from tidelog.home import World, create_home
 from tidelog.journal.scribe import ScribeMetrics
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model import layout
-from tidelog.model.pipeline import Intent
+from tidelog.model.pipeline import FileCounts, Intent
 from tidelog.model.topic import encode_row
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.share import DriverMembers
@@ -72,8 +72,8 @@ def test_totals_are_those_of_all_commits(home: Home) -> None:
     status = read_status(home.context, archive)
     files = [file for _, file in committed_files(home.context, archive)]
     assert sum(each.events for each in status.partitions) == 150
-    assert sum(each.files for each in status.partitions) == len(files)
-    assert sum(each.bytes for each in status.partitions) == sum(file.size for file in files)
+    assert sum(each.files_written for each in status.partitions) == len(files)
+    assert sum(each.bytes_written for each in status.partitions) == sum(file.size for file in files)
     dead = sum(file.events for file in files if file.kind == "dead")
     assert sum(each.dead for each in status.partitions) == dead > 0
     assert of(status).totals.commits == 2
@@ -182,6 +182,51 @@ def test_dead_letters_are_trouble_until_they_are_old_or_allowed(home: Home) -> N
     assert f"{dead} dead letters (limit 0)" in said(status)
     assert troubles(status, Limits(max_dead=dead)) == []
     assert troubles(status, Limits(since_ms=-1)) == []
+
+
+def test_dead_letters_of_all_source_partitions_share_one_line(home: Home) -> None:
+    archive = an_archive(home, parser=AT)
+    fill(home, range(20), partition=0)
+    fill(home, range(20, 60), partition=1)
+    drive(home, archive)
+    status = read_status(home.context, archive)
+    counts = [of(status, name).dead for name in ("t/0", "t/1")]
+    assert min(counts) > 0
+    assert counts[0] != counts[1]
+    (line,) = troubles(status, Limits())
+    assert f"{sum(counts)} dead letters (limit 0 in each source partition) in t/0 and t/1" in line
+    assert line.count("tidelog archive dead daily --replay") == 1
+    assert f"--max-dead {max(counts)}`" in line
+    assert troubles(status, Limits(max_dead=max(counts))) == []
+
+
+def test_source_partitions_with_the_same_problem_share_one_line(home: Home) -> None:
+    archive = an_archive(home)
+    for partition in (0, 1):
+        home.append("t", recent(10 + partition), partition=partition)
+    status = read_status(home.context, archive)
+    (line,) = troubles(status, Limits(driver=False, max_lag=5))
+    assert line.startswith("archive `daily`, source partition `t/0`: 10 events wait (limit 5)")
+    assert line.endswith(" (the same in t/1)")
+
+
+def test_files_are_counted_in_the_same_words_everywhere(home: Home) -> None:
+    archive = an_archive(home, parser=AT)
+    fill(home, range(50))
+    drive(home, archive)
+    files = [file for _, file in committed_files(home.context, archive)]
+    data = sum(file.kind == "data" for file in files)
+    found = home.archives.get("daily").verify()
+    assert (found.data_files, found.dead_files, found.files) == (data, 1, len(files))
+    assert str(found.file_counts) == f"{data} data files, 1 of dead letters"
+    replay(home.context, archive, ReplayOptions(parser=AT_OR_WHEN), LocalWorkers())
+    after = home.archives.get("daily").verify()
+    assert of(read_status(home.context, archive)).files_written > after.files, "replaced since"
+    assert after.data_files + after.dead_files == after.files
+    assert str(FileCounts(1, aside=2)) == "1 data file, 2 set aside"
+    assert str(FileCounts(14, 2, 1, 1)) == (
+        "14 data files, 2 of dead letters, 1 sidecar, 1 set aside"
+    )
 
 
 def test_what_the_source_lost_is_seen_before_and_after_it_is_accepted(home: Home) -> None:

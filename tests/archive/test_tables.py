@@ -113,11 +113,12 @@ def test_each_event_is_in_the_table_once_and_the_files_are_the_archives_own(
 ) -> None:
     fill(home, range(600))
     archive = an_archive(home, parser="json:at")
-    assert register_table(home.context, archive, table).files == 0  # nothing yet, and no table
+    nothing = register_table(home.context, archive, table, count=True)
+    assert (nothing.files_added, nothing.files_now) == (0, 0), "and there is no table"
     drive(home, archive)
     before = {info.key: info.etag for info in home.store.list(f"{archive.folder()}/")}
-    done = register_table(home.context, archive, table)
-    assert (done.files, done.events) == (6, 600)
+    done = register_table(home.context, archive, table, count=True)
+    assert (done.files_added, done.events_added, done.files_now) == (6, 600, 6)
     rows = contents(archive, table)
     assert numbers(rows) == Counter(range(600))
     assert Counter(str(day) for day in rows.column("dt").to_pylist()) == {
@@ -129,7 +130,7 @@ def test_each_event_is_in_the_table_once_and_the_files_are_the_archives_own(
     assert (again.files, again.events) == (0, 0)
     fill(home, range(600, 700))
     drive(home, archive)
-    assert register_table(home.context, archive, table).events == 100
+    assert register_table(home.context, archive, table).events_added == 100
     assert numbers(contents(archive, table)) == Counter(range(700))
     after = {info.key: info.etag for info in home.store.list(f"{archive.folder()}/")}
     assert before.items() <= after.items()
@@ -293,7 +294,7 @@ def test_a_table_that_is_ahead_of_a_restored_catalog_is_refused(home: Home, tabl
     before = list(home.catalog.scan(where))
     fill(home, range(10, 20))
     drive(home, archive)
-    assert register_table(home.context, archive, table).events == 10
+    assert register_table(home.context, archive, table).events_added == 10
     for row in list(home.catalog.scan(where)):  # as it was when the copy was made
         home.catalog.write(where, Delete(row.row), write_id=home.context.ids.new())
     for row in before:
@@ -326,7 +327,7 @@ def test_an_iceberg_table_of_the_home_that_this_was_copied_from_is_refused(
         register_table(home.context, archive, name)
     assert contents(archive, name).num_rows == 10
     monkeypatch.undo()
-    assert register_table(home.context, archive, name).events == 10
+    assert register_table(home.context, archive, name).events_added == 10
 
 
 def test_dead_letters_that_a_replay_has_placed_come_into_the_table(home: Home, table: str) -> None:
@@ -338,8 +339,8 @@ def test_dead_letters_that_a_replay_has_placed_come_into_the_table(home: Home, t
     assert 0 < first.events < 100
     done = replay(home.context, archive, ReplayOptions(parser=AT_OR_WHEN), LocalWorkers(1))
     assert done.replayed > 0
-    assert register_table(home.context, archive, table).events == done.replayed
-    assert register_table(home.context, archive, table).events == 0
+    assert register_table(home.context, archive, table).events_added == done.replayed
+    assert register_table(home.context, archive, table).events_added == 0
     expected = Counter(n for n in range(100) if n % 7)
     assert numbers(contents(archive, table)) == expected
 
@@ -369,7 +370,7 @@ def test_a_new_generation_replaces_the_old_one(home: Home, table: str) -> None:
     assert all("/g2/" in path for path in paths)
     if table != "delta":  # which has a folder for each generation
         assert (
-            register_table(home.context, archive, table).events == 0
+            register_table(home.context, archive, table).events_added == 0
         )  # it looks which one is promoted
         assert numbers(contents(promoted, table)) == Counter(range(100))
 
@@ -420,7 +421,7 @@ def test_many_at_once_add_each_range_once(
     added: list[int] = []
 
     def work() -> None:
-        added.append(register_table(home.context, archive, table).events)
+        added.append(register_table(home.context, archive, table).events_added)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

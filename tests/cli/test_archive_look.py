@@ -185,7 +185,7 @@ def test_dead_letters_are_replayed(run: Run) -> None:
         "tried": before,
         "replayed": 0,
         "dead": before,
-        "files": 0,
+        "data_files": 0,
     }
     again = ("archive", "dead", "daily", "--replay", "--parser", AT_OR_WHEN)
     (plan,) = run(*again, "--dry-run", "--json").rows()

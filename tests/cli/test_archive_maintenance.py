@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -102,8 +103,8 @@ def test_status_of_one_and_of_all(tidelog: Run) -> None:
     assert rows == tidelog("archive", "status", "--all", "--json").rows() or rows[0]["lag_s"] >= 0
     people = tidelog("archive", "status", "daily").out.decode()
     assert (
-        "daily: generation 1, 3 events read, 2 files, 0 dead letters, 1 behind, watermark -"
-        in people
+        "daily: generation 1, 3 events read, 2 files written so far, 0 dead letters, 1 behind, "
+        "watermark -" in people
     )
     assert tidelog("archive", "status").code == 2
     assert tidelog("archive", "status", "daily", "--all").code == 2
@@ -131,6 +132,7 @@ def test_status_lists_ranges_that_were_set_aside(tidelog: Run) -> None:
     people = tidelog("archive", "status", "daily").out.decode()
     assert "t/0: 5 to 9 was set aside at 2026-11-15T" in people
     assert "4 events in archives/daily/_aside/x/a.parquet" in people
+    assert "1 file written so far, 1 set aside, 0 dead letters" in people
 
 
 def test_check_ends_with_0_when_all_is_well_and_with_1_when_not(tidelog: Run) -> None:
@@ -153,6 +155,27 @@ def test_check_ends_with_0_when_all_is_well_and_with_1_when_not(tidelog: Run) ->
     assert (told["archive"], told["healthy"], len(told["troubles"])) == ("daily", False, 1)
 
 
+def test_a_parser_that_does_not_fit_is_reported_once(tidelog: Run) -> None:
+    made(tidelog)
+    with library.open() as home:
+        for partition in (0, 1):
+            events = [Event(b'{"at": "2026-11-15T10:00:00Z"}') for _ in range(200 + partition)]
+            home.append("t", events, partition=partition)
+    done = tidelog("archive", "run", "daily", "--no-spark")
+    assert done.code != 0
+    assert done.err.count("are dead letters") == 1
+    assert re.search("^t/0 and t/1 fail for the same reason:$|^t/1 and t/0 fail", done.err, re.M)
+    (line,) = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert len(line) < 300, line
+    assert "use the parser iso8601" in line
+    assert "`tidelog archive backfill daily --parser PARSER`" in line
+    checked = tidelog("archive", "status", "daily", "--check", "--no-driver").out.decode()
+    assert checked.count("are dead letters") == 1
+    assert "(the same in t/1)" in checked
+    shown = tidelog("archive", "status", "daily").out.decode()
+    assert shown.count("are dead letters") == 1
+
+
 def test_metrics_are_printed(tidelog: Run) -> None:
     made(tidelog)
     send([1])
@@ -166,12 +189,12 @@ def test_register_and_keep(tidelog: Run, tmp_path: Path) -> None:
     send([1, 2, 3])
     run(tidelog)
     (done,) = tidelog("archive", "register", "daily", "--as", "delta", "--keep", "--json").rows()
-    assert (done["files"], done["events"]) == (3, 3)
+    assert (done["files_added"], done["events_added"], done["files_now"]) == (3, 3, 3)
     assert list(tmp_path.rglob("_delta_log"))
     send([1])
     run(tidelog)
     rows = tidelog("archive", "register", "daily", "--json").rows()
-    assert sum(row["events"] for row in rows) in (0, 1)  # 0 where the run has registered it
+    assert sum(row["events_added"] for row in rows) in (0, 1)  # 0 where the run has registered it
     delta = ("archive", "register", "daily", "--as", "delta")
     assert b"Nothing was added" in tidelog(*delta).out
     assert b"Erasures and promotes still do" in tidelog(*delta, "--no-keep").out
@@ -183,7 +206,7 @@ def test_register_and_keep(tidelog: Run, tmp_path: Path) -> None:
     with serving() as server:
         where = ("--catalog", server.url, "--table", "lake.daily")
         (row,) = tidelog("archive", "register", "daily", "--as", "iceberg", *where, "--json").rows()
-        assert row["events"] == 4
+        assert row["events_added"] == 4
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import tidelog
-from tidelog import backends, identity
+from tidelog import Event, backends, identity
 from tidelog import home as home_module
 from tidelog.catalog.base import Catalog, Put
 from tidelog.catalog.memory import MemoryCatalog
@@ -76,6 +76,18 @@ def test_a_path_object_will_do_and_memory_too(tmp_path: Path) -> None:
         assert opened.store.url == (tmp_path / "home" / "objects").as_uri()
     with tidelog.open("memory:") as first, tidelog.open("memory:") as second:
         assert first.id != second.id
+
+
+def test_lag_without_a_topic_is_that_of_all_topics() -> None:
+    with tidelog.open("memory:") as home:
+        for topic, consumer in (("a", "one"), ("b", "two")):
+            home.create_topic(topic)
+            home.append(topic, [Event(b"x")] * 3)
+            with home.consumer(topic, consumer) as reader:
+                reader.poll()
+        found = [(each.topic, each.consumer, each.events) for each in home.lag()]
+        assert found == [("a", "one", 3), ("b", "two", 3)]
+        assert home.lag("b") == home.lag()[1:]
 
 
 def test_halves_of_two_homes_are_refused(tmp_path: Path) -> None:

@@ -384,11 +384,12 @@ class ArchiveTables:
     ) -> list[RegisterResult]:
         """Creates a table of the archive's Parquet files, or brings it up to date.
 
-        Returns what was added to each table; without a name, to all of them. With ``keep`` drivers
+        Returns how many data files and events were added to each table, and how many files it lists
+        now; without a name, for all of them. With ``keep`` drivers
         bring it up to date after each cycle from now on. Files are registered where they are. The
         audit records a new table, and any call that has ``who``.
 
-        >>> [done.events for done in home.archives.get("daily").tables.register("delta")]
+        >>> [done.events_added for done in home.archives.get("daily").tables.register("delta")]
         [3]
         """
         found = self._archive.reload()
@@ -402,7 +403,7 @@ class ArchiveTables:
         for generation in found.in_state("live", "kept"):  # files that a killed erasure has changed
             for error in finish_rewrites(self._context, found, generation).failed.values():
                 raise error
-        done = [register_table(self._context, found, each) for each in names]
+        done = [register_table(self._context, found, each, count=True) for each in names]
         if keep:
             change_tables(self._context, found, names[0], keep=True)
         for error in repair_tables(self._context, self._archive.reload()):

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypedDict, Unpack, cast
 
 from tidelog.api.spark_workers import open_workers
@@ -30,7 +30,7 @@ from tidelog.log.consumer.handler import (
 from tidelog.model import defaults
 from tidelog.model.archive import Start
 from tidelog.model.event import Event
-from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.pipeline import FileCounts, NamedPipeline
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport, LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
@@ -90,7 +90,7 @@ class RunResult:
     """What a run did."""
 
     events: int = 0  # read from the source
-    files: int = 0  # written, where the target is an archive
+    files: FileCounts = field(default_factory=FileCounts)  # written, where the target is an archive
     dead: int = 0  # events that the target does not accept
     dropped: int = 0  # by the transform
     left_out: int = 0  # as they were erased from the target before
@@ -100,7 +100,8 @@ class RunResult:
     def add(self, report: CycleReport) -> None:
         """Counts what one cycle has committed, except events: the driver counts these."""
         for manifest in report.committed.values():
-            self.files += len(manifest.files)
+            more = FileCounts.of(manifest.files)
+            self.files = FileCounts(*map(sum, zip(self.files, more, strict=True)))
             self.dead += manifest.dead
             self.dropped += manifest.dropped
             self.left_out += manifest.left_out

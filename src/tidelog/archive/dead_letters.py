@@ -72,7 +72,7 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError, Unavailabl
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.limits import BATCH_EVENTS_MAX
-from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.pipeline import FileCounts, FileEntry, Manifest
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions, new_stop
@@ -116,7 +116,7 @@ class ReplayResult:
     tried: int = 0
     replayed: int = 0
     dead: int = 0  # still dead
-    files: int = 0  # of data
+    data_files: int = 0  # written
 
     def add(self, report: CycleReport) -> None:
         """Counts what one cycle has committed."""
@@ -124,7 +124,7 @@ class ReplayResult:
             self.tried += manifest.read
             self.replayed += manifest.written
             self.dead += manifest.dead
-            self.files += sum(file.kind == "data" for file in manifest.files)
+            self.data_files += FileCounts.of(manifest.files).data
 
 
 def replay(

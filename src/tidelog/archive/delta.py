@@ -108,6 +108,11 @@ class DeltaLog:
             listed = set() if table is None else set(_paths(table))
             return sorted(listed.intersection(paths))
 
+    def count(self) -> int:
+        with self._translate_errors():
+            table = self._read()
+            return 0 if table is None else len(_paths(table))
+
     def forget(self, generation: int) -> bool:
         """Does nothing: its log is in the folder of the generation, and is deleted with it."""
         return False

@@ -148,6 +148,9 @@ class GlueTable(CatalogTable[dict[str, Any]]):
         """Returns none: it lists folders, and files that were set aside are in none of them."""
         return []
 
+    def count(self) -> None:
+        """Returns None: it lists folders."""
+
     def forget(self, generation: int) -> bool:
         """Moves or drops partitions in the folder of a generation; ``add`` has left none there.
 

@@ -203,6 +203,13 @@ class IcebergTable(CatalogTable[Snapshot]):
             listed = {task.file.file_path for task in table.scan().plan_files()}
             return [path for path in paths if _url(f"{self._root}/{path}") in listed]
 
+    def count(self) -> int:
+        with self._translate_errors():
+            table = self._read()
+            if table is None or table.current_snapshot() is None:
+                return 0
+            return sum(1 for _ in table.scan().plan_files())
+
     def stale(self, files: list[TableFile]) -> list[str]:
         with self._translate_errors():
             table = self._read() if files else None

@@ -192,11 +192,11 @@ _PARTITIONS = (
     ),
     _OfPartition(
         _Metric("files_total", "counter", "Files written so far"),
-        lambda each, _: each.files,
+        lambda each, _: each.files_written,
     ),
     _OfPartition(
         _Metric("bytes_total", "counter", "Bytes of those files"),
-        lambda each, _: each.bytes,
+        lambda each, _: each.bytes_written,
     ),
     _OfPartition(
         _Metric("last_commit_timestamp_seconds", "gauge", "When a range was last committed"),

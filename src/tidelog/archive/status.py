@@ -55,7 +55,15 @@ from tidelog.model.pipeline import (
 )
 from tidelog.model.times import rough_text
 from tidelog.model.topic import decode_row
-from tidelog.pipeline.failures import RemadeError, read_failures, remade_bounds, source_is_behind
+from tidelog.pipeline.failures import (
+    RemadeError,
+    by_cause,
+    joined_names,
+    read_failures,
+    remade_bounds,
+    same_in,
+    source_is_behind,
+)
 from tidelog.pipeline.source_partitions import track
 from tidelog.pipeline.special_ranges import read_aside
 from tidelog.store.base import lost_remedy
@@ -85,8 +93,8 @@ class PartitionStatus:
     lag: int | None  # waiting events, if the source can count them
     lag_s: float | None  # age of the oldest of them; 0 if none waits
     events: int
-    files: int
-    bytes: int
+    files_written: int  # so far, of dead letters too, and those that were replaced since
+    bytes_written: int
     dead: int  # letters that no replay has placed yet
     totals: Totals  # of commits, without replays
     intent_ms: int | None  # since when a range is in progress
@@ -283,8 +291,8 @@ class _StatusLook:
             lag=self.source.count(head.position, held.end) if held else None,
             lag_s=self._lag_s(partition, head, held) if held else None,
             events=head.ordinal,
-            files=head.totals.files + replays.files,
-            bytes=head.totals.bytes + replays.bytes,
+            files_written=head.totals.files + replays.files,
+            bytes_written=head.totals.bytes + replays.bytes,
             dead=0 if account is None else account.dead,
             totals=head.totals,
             intent_ms=intent_ms,
@@ -484,11 +492,37 @@ def _of_archive(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
 
 
 def _of_partitions(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
-    name = status.archive.name
-    for each in status.partitions:
-        what = f"archive `{name}`, source partition `{each.partition}`"
-        for problem in _of_partition(each, status, limits):
-            yield f"{what}: {problem}"
+    """Yields a line for each problem; source partitions that have the same one share it."""
+    found = [
+        (each.partition, problem)
+        for each in status.partitions
+        for problem in _of_partition(each, status, limits)
+    ]
+    for partition, problem, others in by_cause(found):
+        what = f"archive `{status.archive.name}`, source partition `{partition}`"
+        yield f"{what}: {problem}{same_in(others)}"
+    yield from _of_dead(status, limits)
+
+
+def _of_dead(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
+    """Yields one line for the dead letters of all source partitions that have too many."""
+    name, limit = status.archive.name, limits.max_dead
+    found = [
+        each
+        for each in status.partitions
+        if each.dead > limit and status.read_ms - each.totals.dead_ms <= limits.since_ms
+    ]
+    if found:
+        dead = sum(each.dead for each in found)
+        several = len(found) > 1
+        yield (
+            f"archive `{name}`: {dead} dead letter{'' if dead == 1 else 's'} (limit {limit}"
+            f"{' in each source partition' if several else ''}) in "
+            f"{joined_names([each.partition for each in found])}: list them with `tidelog archive "
+            f"dead {name}`, retry them with `tidelog archive dead {name} --replay` (--parser uses "
+            f"another parser), or tolerate them with `tidelog archive status {name} --check "
+            f"--max-dead {max(each.dead for each in found)}`"
+        )
 
 
 def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) -> Iterator[str]:
@@ -537,14 +571,6 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
             f"a range is in progress for {rough_text((now_ms - each.intent_ms) / 1000)}: "
             "look at the driver's output; the next driver finishes it: run `tidelog archive run "
             f"{archive.name}`"
-        )
-    if each.dead > limits.max_dead and now_ms - each.totals.dead_ms <= limits.since_ms:
-        letters = "dead letter" if each.dead == 1 else "dead letters"
-        yield (
-            f"{each.dead} {letters} (limit {limits.max_dead}): list them with `tidelog archive "
-            f"dead {archive.name}` and retry them with `tidelog archive dead {archive.name} "
-            "--replay`, with --parser for another parser; `tidelog archive status "
-            f"{archive.name} --check --max-dead {each.dead}` tolerates them"
         )
     if each.totals.lost and now_ms - each.totals.lost_ms <= limits.since_ms:
         ranges = "1 range was" if each.totals.lost == 1 else f"{each.totals.lost} ranges were"

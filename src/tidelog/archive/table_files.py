@@ -121,8 +121,9 @@ class RegisterResult:
 
     table: str
     where: str
-    files: int
-    events: int
+    files_added: int  # of data; a table has no others
+    events_added: int
+    files_now: int | None = None  # that it lists; None: it lists folders, or was not asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,10 @@ class Table(Protocol):
 
     def lists(self, paths: list[str]) -> list[str]:
         """Returns those of the paths that it lists. Without paths, asks nothing."""
+        ...
+
+    def count(self) -> int | None:
+        """Returns how many files it lists; None if it lists folders."""
         ...
 
     def forget(self, generation: int) -> bool:

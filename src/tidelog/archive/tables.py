@@ -213,9 +213,12 @@ def _forget(context: Context, table: Table, generation: int) -> None:
     _retry_until_done(context, table, lambda: not table.forget(generation))
 
 
-def register_table(context: Context, archive: Archive, name: str) -> RegisterResult:
+def register_table(
+    context: Context, archive: Archive, name: str, *, count: bool = False
+) -> RegisterResult:
     """Brings one table up to the commits of the live generation; creates it if needed.
 
+    With ``count`` it also counts the files that the table lists then, which takes a while for many.
     Safe to kill, to repeat, and to run twice at once. Raises ``InvalidError`` for an archive that
     is not Parquet, and for a table that holds something else.
     """
@@ -227,7 +230,8 @@ def register_table(context: Context, archive: Archive, name: str) -> RegisterRes
     while True:
         archive, table, added = _add_next(context, archive, table, name)
         if added is None:
-            return RegisterResult(name, table.where, files, events)
+            now = table.count() if count else None
+            return RegisterResult(name, table.where, files, events, now)
         files += len(added.files)
         events += sum(file.entry.events for file in added.files)
 

@@ -492,9 +492,8 @@ class _VerifyLook:
                     self._recount.found(file.kind, each if isinstance(each, int) else len(each))
             held = [each for each in found if not isinstance(each, Problem | int)]
             self._check_offsets(manifest, np.concatenate([*held, _NONE]))
+        self.tally.count(files)
         for file in files:
-            self.tally.files += 1
-            self.tally.bytes += file.size
             if known is None or file.kind == "sidecar":
                 self._how.progress(file.size)
 

@@ -35,7 +35,14 @@ from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import ReplayedRange, read_progress
 from tidelog.errors import CorruptError, TidelogError, unexpected
 from tidelog.model.archive import Account, Archive, ArchiveFormat, DateFolder
-from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
+from tidelog.model.pipeline import (
+    Commit,
+    FileCounts,
+    FileEntry,
+    Manifest,
+    Progress,
+    offsets_between,
+)
 from tidelog.model.topic import decode_row
 from tidelog.pipeline.date_folders import FolderFiles
 from tidelog.pipeline.failures import source_is_behind
@@ -102,7 +109,9 @@ class ArchiveVerifyReport:
     generation: int
     partitions: int = 0
     ranges: int = 0
-    files: int = 0
+    files: int = 0  # that are there: of data, of dead letters, and sidecars
+    data_files: int = 0
+    dead_files: int = 0
     bytes: int = 0
     events: int = 0  # read from the source
     written: int = 0
@@ -119,6 +128,18 @@ class ArchiveVerifyReport:
     def is_clean(self) -> bool:
         """Returns whether no problem was found."""
         return not self.problem_count
+
+    def count(self, files: Sequence[FileEntry]) -> None:
+        """Counts files by kind, and their bytes."""
+        data, dead, *_ = FileCounts.of(files)
+        self.files, self.bytes = self.files + len(files), self.bytes + sum(f.size for f in files)
+        self.data_files, self.dead_files = self.data_files + data, self.dead_files + dead
+
+    @property
+    def file_counts(self) -> FileCounts:
+        """Returns the files that are there, by kind, for people."""
+        data, dead = self.data_files, self.dead_files
+        return FileCounts(data, dead, sidecars=self.files - data - dead)
 
     def add(self, *problems: Problem) -> None:
         """Counts problems, and keeps the first ones."""

@@ -23,8 +23,9 @@ from tidelog.backends import real_world
 from tidelog.cli.output import Output, counted, echo_aside, visible
 from tidelog.cli.terminal import Interruption
 from tidelog.errors import InvalidError, TidelogError
-from tidelog.model.pipeline import Manifest
+from tidelog.model.pipeline import FileCounts, Manifest
 from tidelog.pipeline.base import CycleReport
+from tidelog.pipeline.failures import by_cause, joined_names, same_in
 
 __all__ = [
     "DriverWatch",
@@ -184,6 +185,7 @@ class DriverWatch:
         self._follows = follows
         self._share = -1  # source partitions that it has; -1: not known yet
         self._is_away = False  # the source, as far as is known
+        self._errors: list[tuple[str, str]] = []  # of the last cycle, until the run goes on or ends
         self.dead = 0  # events that no topic or archive accepts
         self.left_out = 0  # events that were erased from the target before they arrived
 
@@ -198,6 +200,7 @@ class DriverWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._tell_errors(str(error or ""))
         self._bar.stop()
         if error is None and self._interruption.is_unfinished:
             self.tell(f"{self._what}: interrupted: run the command again to resume")
@@ -243,6 +246,18 @@ class DriverWatch:
         self.left_out += sum(each.left_out for each in report.committed.values())
         self._bar.update(self._task, completed=self._done)
 
+    def _tell_errors(self, raised: str = "") -> None:
+        """Prints the errors of the last cycle, each cause once, except that which ends the run."""
+        errors = sorted(self._errors, key=lambda each: each[1] != raised)
+        causes = by_cause(errors)
+        if errors and errors[0][1] == raised:
+            partition, _, others = causes.pop(0)
+            if others:
+                self.tell(f"{joined_names([partition, *others])} fail for the same reason:")
+        for partition, message, others in causes:
+            self.tell(f"{partition}: {message}{same_in(others)}")
+        self._errors = []
+
     def cycle(self, report: CycleReport) -> None:
         """Shows a cycle that has ended."""
         self.count(report)
@@ -253,6 +268,7 @@ class DriverWatch:
                 f"{', '.join(each.files[:3])}"
             )
         for partition, manifest in sorted(report.committed.items()):
+            counts = FileCounts.of(manifest.files)
             if self._output.as_json:
                 self._output.record(
                     {
@@ -261,7 +277,8 @@ class DriverWatch:
                         "start": manifest.start,
                         "end": manifest.end,
                         "events": manifest.read,
-                        "files": len(manifest.files),
+                        "data_files": counts.data,
+                        "dead_files": counts.dead,
                         "dead": manifest.dead,
                         "dropped": manifest.dropped,
                         "left_out": manifest.left_out,
@@ -269,17 +286,19 @@ class DriverWatch:
                 )
             else:
                 self.tell(f"{partition.text}: {', '.join(self._parts(manifest))}")
-        for partition, error in sorted(report.errors.items()):
-            self.tell(f"{partition.text}: {error}")
+        self._tell_errors()
+        self._errors = sorted((each.text, str(error)) for each, error in report.errors.items())
+        if self._follows:
+            self._tell_errors()
 
     def _parts(self, manifest: Manifest) -> Iterator[str]:
         """Yields what a person reads about a range."""
         if self._omits != "range":
             yield f"{manifest.start} to {manifest.end}"
         yield counted(manifest.read, "event")
-        if self._omits != "files":
-            yield counted(len(manifest.files), "file")
         yield counted(manifest.dead, "dead letter")
+        if self._omits != "files":
+            yield str(FileCounts.of(manifest.files))
         if manifest.left_out:
             yield f"{counted(manifest.left_out, 'event')} left out as erased"
 

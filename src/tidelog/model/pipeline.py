@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Literal
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -21,6 +22,7 @@ __all__ = [
     "Commit",
     "DriverFailure",
     "ErasedEvents",
+    "FileCounts",
     "FileEntry",
     "Gap",
     "GapReason",
@@ -171,6 +173,35 @@ class PreviousAccount(Persisted, frozen=True):
     gaps: tuple[Gap, ...]
     at_ms: int  # when the other one was promoted
     reason: str = ""  # of a forced promote: why it may lack something
+
+
+class FileCounts(NamedTuple):
+    """How many files of an archive there are, by kind, in the words that people read everywhere.
+
+    >>> str(FileCounts(data=14, dead=2, aside=1))
+    '14 data files, 2 of dead letters, 1 set aside'
+    """
+
+    data: int = 0
+    dead: int = 0  # files of dead letters
+    sidecars: int = 0  # beside data files of formats that have no room for all columns
+    aside: int = 0  # of ranges that a restored catalog did not know
+
+    @classmethod
+    def of(cls, files: Iterable[FileEntry]) -> FileCounts:
+        """Counts files by kind."""
+        kinds = Counter(file.kind for file in files)
+        return cls(kinds["data"], kinds["dead"], kinds["sidecar"])
+
+    def __str__(self) -> str:
+        parts = [f"{self.data:,} data file{'' if self.data == 1 else 's'}"]
+        if self.dead:
+            parts.append(f"{self.dead:,} of dead letters")
+        if self.sidecars:
+            parts.append(f"{self.sidecars:,} sidecar{'' if self.sidecars == 1 else 's'}")
+        if self.aside:
+            parts.append(f"{self.aside:,} set aside")
+        return ", ".join(parts)
 
 
 class Totals(Persisted, frozen=True):

@@ -32,6 +32,7 @@ nothing is compared.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -73,6 +74,7 @@ __all__ = [
     "RemadeError",
     "TopicHeads",
     "begun_head",
+    "by_cause",
     "check_gaps",
     "close_failures",
     "committed_head",
@@ -80,11 +82,13 @@ __all__ = [
     "ended_head",
     "gaps_after",
     "is_topic_remade",
+    "joined_names",
     "lost_before",
     "quoted_event",
     "read_failures",
     "remade_bounds",
     "remove_failures",
+    "same_in",
     "source_is_behind",
     "vanished_end",
     "vanished_head",
@@ -513,3 +517,40 @@ def without_remade(
         if head is not None and head.totals.commits and not head.is_of(held.incarnation):
             remade.add(held.incarnation)
     return {each: held for each, held in bounds.items() if held.incarnation not in remade}
+
+
+_NAMES_SHOWN = 5  # source partitions that have the same problem
+
+
+def by_cause(found: Iterable[tuple[str, str]]) -> list[tuple[str, str, list[str]]]:
+    """Joins problems of source partitions that differ only in their names and numbers.
+
+    Returns for each cause the first source partition that has it, its message (which need not begin
+    with the name), and the other source partitions.
+
+    >>> by_cause([("a/0", "3 events of a/0 are bad"), ("a/1", "17 events of a/1 are bad")])
+    [('a/0', '3 events of a/0 are bad', ['a/1'])]
+    """
+    causes: dict[str, tuple[str, str, list[str]]] = {}
+    for partition, message in found:
+        cause = re.sub("[0-9]+", "0", message.replace(partition, ""))
+        text = message.removeprefix(f"source partition `{partition}`: ")
+        first = causes.setdefault(cause, (partition, text, []))
+        if first[0] != partition:
+            first[2].append(partition)
+    return list(causes.values())
+
+
+def same_in(partitions: Sequence[str]) -> str:
+    """Returns the end of a message that holds for other source partitions too."""
+    if not partitions:
+        return ""
+    return f" (the same in {joined_names(partitions)})"
+
+
+def joined_names(names: Sequence[str]) -> str:
+    """``a/0``, ``a/0 and a/1``; of many only the first ones, and how many more there are."""
+    shown = [*names[:_NAMES_SHOWN]]
+    if more := len(names) - len(shown):
+        shown.append(f"{more} more")
+    return " and ".join(part for part in (", ".join(shown[:-1]), shown[-1]) if part)

@@ -14,10 +14,7 @@ from tidelog.codec.parsers import LayoutSettings, open_parser
 
 OUTSIDE = "!time is outside of the years 1970 to 9999: "
 NOT_EPOCH = "!field `at` is not an epoch time: "
-ISO = (
-    "!field `at` is not an epoch time; the parser `iso8601` reads ISO 8601, and `first` tries "
-    "several: "
-)
+ISO = "!field `at` is not an epoch time (use the parser iso8601): "
 NOT_ISO = "!field `at` is not an ISO 8601 time: "
 
 EPOCHS = [

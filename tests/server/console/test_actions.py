@@ -42,7 +42,9 @@ def test_an_archive_is_run_backfilled_promoted_and_rolled_back(
     archive = served.home.archives.get("daily")
     served.home.append("t", [Event(b'{"at": "2026-11-11T10:00:00Z"}')])
     assert "1 event waiting in the source" in do(browser, "run")
-    eventually(lambda: browser.get("/console/jobs"), "1 event archived in 1 file, 0 dead letters")
+    eventually(
+        lambda: browser.get("/console/jobs"), "1 event read, 0 dead letters, wrote 1 data file"
+    )
     said = do(browser, "backfill", granularity="hour")
     assert "Generation 2 is built beside generation 1" in said
     assert "granularity hour instead of day" in said
@@ -78,7 +80,7 @@ def test_a_part_is_written_again_after_its_cost_is_shown_and_dropped(
     assert "Resume the backfill" not in page, "it would be refused"
     assert archive.reload().generation == 1
     said = do(browser, "drop")
-    assert "Deletes 9 files (" in said
+    assert "Deletes its files: 9 written so far (" in said
     eventually(lambda: browser.get("/console/jobs"), "generation 2 and its files are deleted")
     assert sorted(archive.reload().formats) == [1]
 
@@ -93,11 +95,33 @@ def test_folders_are_marked_and_a_table_is_kept_up_to_date(
     eventually(lambda: browser.get("/console/jobs"), "date folders marked, complete up to")
     assert archive.reload().watermark_ms is not None
     assert "Creates table delta" in do(browser, "register")
-    eventually(lambda: browser.get("/console/jobs"), "delta: 10 files with 10 events added")
+    eventually(lambda: browser.get("/console/jobs"), "delta: 10 data files with 10 events added")
     page = eventually(lambda: browser.get("/console/archives/daily"), "delta yes up to date")
     assert archive.reload().kept == ("delta",)
     asked = browser.post(ACT, {**forms_of(page)[0].fields, "do": "register", "table": "delta"})
-    assert "0 files with 0 events to add" in text_of(asked.text)
+    assert "0 data files with 0 events to add" in text_of(asked.text)
+
+
+def test_forms_of_an_archive_keep_what_was_typed_when_they_fail(
+    served: Served, browser: Browser
+) -> None:
+    typed = {
+        "backfill": {"parser": "nonsense:at", "granularity": "hour", "format": "orc", "start": "1"},
+        "redo": {"dates": "someday", "topics": "t", "parser": "timestamp"},
+        "finalize": {"delay": "soon"},
+    }
+    for action, fields in typed.items():
+        page = browser.get("/console/archives/daily")
+        (form,) = [form for form in forms_of(page) if form.fields.get("do") == action]
+        failed = browser.post(ACT, {**form.fields, **fields})
+        assert failed.status_code == 400, action
+        assert 'role="alert"' in failed.text
+        (form,) = [form for form in forms_of(failed.text) if form.fields.get("do") == action]
+        assert {name: form.fields.get(name) for name in fields} == fields
+    asked = {**form.fields, "do": "replay", "parser": "nonsense"}
+    failed = browser.post(ACT, asked)
+    assert failed.status_code == 400
+    assert "daily" in text_of(failed.text)
 
 
 def test_tables_that_were_not_looked_at_yet_are_listed(served: Served, browser: Browser) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.serving import Served, serving
-from tests.support.visits import Browser, tags_of, text_of
-from tidelog import Event, Home
+from tests.support.visits import Browser, forms_of, tags_of, text_of
+from tidelog import Event, Home, UnknownOutcomeError
 from tidelog.model.token import Grant
 
 PRODUCE = "/console/topics/orders/produce"
@@ -168,6 +169,72 @@ def test_events_are_filtered_by_fields(browser: Browser) -> None:
     page = browser.get(f"{path}?where=amount+above+10", 400)
     assert "is not a condition" in text_of(page)
     assert 'aria-invalid="true"' in page
+
+
+@pytest.mark.parametrize(
+    ("page", "action", "typed"),
+    [
+        ("/console/topics/orders/journals", "/console/topics/orders/erase", {"ids": "a\n b"}),
+        (
+            "/console/topics/orders/journals",
+            "/console/topics/orders/erase",
+            {"ids": "a", "key": "k", "why": "request 7"},
+        ),
+        (
+            "/console/topics/orders",
+            "/console/topics/orders/playback",
+            {"start": "soon", "end": "-1h", "target": "again", "speed": "10"},
+        ),
+        (
+            "/console/consumer?topic=orders&name=billing",
+            "/console/consumer/move",
+            {"partition": "7", "where": "at", "to": "someday"},
+        ),
+        (
+            "/console/tokens",
+            "/console/tokens",
+            {"label": "mine", "append": "1", "topics": "orders", "expires": "soon"},
+        ),
+        ("/console/sql", "/console/sql", {"q": "selec 1"}),
+        ("/console/sql", "/console/sql", {"q": "select " + "1 + " * 1_500 + "1"}),
+    ],
+    ids=["no reason", "ids and key", "playback", "cursor", "token", "sql", "long sql"],
+)
+def test_a_form_that_fails_keeps_what_was_typed(
+    served: Served, browser: Browser, page: str, action: str, typed: dict[str, str]
+) -> None:
+    with served.home.consumer("orders", name="billing") as consumer:
+        consumer.poll()
+        consumer.commit()
+    shown = browser.get(page)
+    failed = browser.send(shown, action, **typed)
+    assert 400 <= failed.status_code < 500, text_of(failed.text)
+    assert 'role="alert"' in failed.text
+    (form,) = [each for each in forms_of(failed.text) if each.action == action]
+    assert {name: form.fields.get(name) for name in typed} == typed
+    assert form.fields["form_mark"], "and it can be sent again"
+
+
+def test_an_append_whose_outcome_is_unknown_is_sent_again_once(
+    served: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = browser.send(browser.get(PRODUCE), PRODUCE, value='{"n": 1}', id="new")
+    append = served.home.append_once
+
+    def lose_reply(*given: Any) -> Any:
+        append(*given)
+        raise UnknownOutcomeError("append: no reply")
+
+    monkeypatch.setattr(served.home, "append_once", lose_reply)
+    failed = browser.send(seen.text, PRODUCE)
+    assert failed.status_code >= 500
+    assert 'role="alert"' in failed.text
+    monkeypatch.undo()
+    again = browser.send(failed.text, PRODUCE)
+    assert "n" in text_of(again.text)
+    done = browser.send(again.text, PRODUCE)
+    where = "/console/topics/orders/events/0/3?appended=1"
+    assert done.headers["location"] == where, "it was appended before, and only once"
 
 
 def test_scopes_of_one_topic_reach_no_other(tmp_path: Path) -> None:

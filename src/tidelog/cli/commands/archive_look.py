@@ -354,6 +354,8 @@ def _show(output: Output, found: ArchiveVerifyReport) -> None:
         output.record(values)
         return
     del values["accounts"]
+    values["files"] = str(found.file_counts)
+    del values["data_files"], values["dead_files"]
     values["problems"], values["notes"] = values.pop("problem_count"), len(found.notes)
     output.record(values)
     show_accounts(output, found.archive, found.accounts)

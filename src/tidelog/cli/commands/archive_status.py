@@ -20,6 +20,7 @@ from tidelog.model.archive import Account, Archive
 from tidelog.model.event import to_iso
 from tidelog.model.pipeline import Aside, Gap, offsets_between
 from tidelog.model.times import duration_ms
+from tidelog.pipeline.failures import by_cause, same_in
 
 __all__ = ["account_values", "finalize", "register", "show_accounts", "status"]
 
@@ -266,7 +267,8 @@ def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) 
 def register(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
     """Create or update a Delta, Iceberg or Glue table of an archive's Parquet files.
 
-    Files are registered where they are, each once; the output counts those that were added.
+    Files are registered where they are, each once. The output shows how many data files were
+    added, and how many the table lists now (Glue lists folders, not files).
     Without --as, all tables of the archive are brought up to date. Erasures and promotes correct
     every table that was ever registered, until you --forget it.
 
@@ -304,13 +306,14 @@ def register(home_text: str | None, output: Output, /, name: str, **given: Any) 
             "archive": name,
             "table": each.table if output.as_json else each.table.partition(":")[0],
             "where": each.where,
-            "files": each.files,
-            "events": each.events,
+            "files_added": each.files_added,
+            "events_added": each.events_added,
+            "files_now": each.files_now,
         }
         for each in done
     ]
-    output.records(("table", "where", "files", "events"), rows)
-    if not any(each.files for each in done):
+    output.records(("table", "where", "files_added", "events_added", "files_now"), rows)
+    if not any(each.files_added for each in done):
         output.say("Nothing was added: the table has every file that the archive has now.")
 
 
@@ -358,8 +361,8 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             "lag": each.lag,
             "lag_s": each.lag_s,
             "events": each.events,
-            "files": each.files,
-            "bytes": each.bytes,
+            "files_written": each.files_written,
+            "bytes_written": each.bytes_written,
             "dead": each.dead,
             "lost": each.totals.lost + bool(each.unread),
             "account": None if each.account is None else account_values(each.account),
@@ -383,12 +386,12 @@ def _show(output: Output, found: ArchiveStatus) -> None:
         }
         for each in found.partitions
     ]
-    names = ("partition", "position", "end", "lag", "lag_s", "events", "files", "bytes", "dead")
-    output.records((*names, "lost", "last_commit", "under_way_s"), rows)
+    names = ("partition", "position", "end", "lag", "lag_s", "events", "files_written")
+    more = ("bytes_written", "dead", "lost", "last_commit", "under_way_s")
+    output.records((*names, *more), rows)
     accounts = [each.account for each in found.partitions if each.account is not None]
     show_accounts(output, found.archive.name, accounts)
     events = sum(each.events for each in found.partitions)
-    files = sum(each.files for each in found.partitions)
     dead = sum(each.dead for each in found.partitions)
     behind = "an unknown number" if found.lag is None else f"{found.lag:,}"
     driver = f"{found.drivers} at work" if found.drivers else "none at work"
@@ -396,7 +399,7 @@ def _show(output: Output, found: ArchiveStatus) -> None:
         driver += f"; ended at {to_iso(found.archive.ended.at_ms)}"
     output.say(
         f"{found.archive.name}: generation {found.generation}, {counted(events, 'event')} read, "
-        f"{counted(files, 'file')}, {counted(dead, 'dead letter')}, {behind} behind, "
+        f"{_written(found)}, {counted(dead, 'dead letter')}, {behind} behind, "
         f"watermark {_watermark(found) or '-'}, drivers: {driver}"
     )
     _show_generations(output, found)
@@ -419,6 +422,13 @@ def _show(output: Output, found: ArchiveStatus) -> None:
         output.say(f"{found.archive.name}: its source cannot be reached: {found.source_error}")
 
 
+def _written(found: ArchiveStatus) -> str:
+    """How many files were written; `archive verify` counts those that are there."""
+    files = sum(each.files_written for each in found.partitions)
+    aside = sum(len(each.files) for each in found.aside)
+    return f"{counted(files, 'file')} written so far" + (f", {aside} set aside" if aside else "")
+
+
 def _show_partitions(output: Output, found: ArchiveStatus) -> None:
     """Print what is wrong with source partitions."""
     for each in found.partitions:
@@ -439,12 +449,15 @@ def _show_partitions(output: Output, found: ArchiveStatus) -> None:
                 f"{found.archive.name}: {each.partition}: its topic was deleted, and up to "
                 f"{counted(each.unread, 'event')} of it were not archived: they are lost"
             )
-        if each.failure is not None:
-            output.say(
-                f"{found.archive.name}: {each.partition}: fails since "
-                f"{to_iso(each.failure.since_ms)}, {counted(each.failure.attempts, 'attempt')}: "
-                f"{each.failure.message}"
-            )
+
+    failures = {each.partition: each.failure for each in found.partitions if each.failure}
+    said = [(name, failure.message) for name, failure in failures.items()]
+    for partition, message, others in by_cause(said):
+        failure = failures[partition]
+        output.say(
+            f"{found.archive.name}: {partition}: fails since {to_iso(failure.since_ms)}, "
+            f"{counted(failure.attempts, 'attempt')}: {message}{same_in(others)}"
+        )
 
 
 def _show_generations(output: Output, found: ArchiveStatus) -> None:

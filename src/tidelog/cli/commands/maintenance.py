@@ -32,7 +32,7 @@ _NOTES_SHOWN = 3  # of a topic, on a terminal or in a pipe; --json has all
 def lag(home_text: str | None, output: Output, topic: str | None) -> None:
     """Show how far behind each consumer is.
 
-    Prints a row for each partition.
+    Prints a row for each partition, of one topic or of all.
 
     \b
     Examples:

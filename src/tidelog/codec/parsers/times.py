@@ -133,8 +133,7 @@ def epoch_reader(what: str) -> Reader:
         times = _epoch_ms(found.values)
         if times.null_count:
             iso = pc.and_(pc.is_null(times), pc.match_substring_regex(found.values, pattern=_ISO))
-            iso_too = "the parser `iso8601` reads ISO 8601, and `first` tries several"
-            advice = f"{what} is not an epoch time; {iso_too}"
+            advice = f"{what} is not an epoch time (use the parser iso8601)"
             found = found.reject(iso, advice, found.values)
         return _settled(found, times, f"{what} is not an epoch time")
 

@@ -135,8 +135,8 @@ class ArchiveSink:
         if staged.dead >= _LEAST and staged.dead > share_max * events:
             raise InvalidError(
                 f"source partition `{partition}`: {staged.dead} of {events} events are dead "
-                f"letters, the allowed share is {share_max}; the first: {staged.why_dead}: "
-                f"{self._other_parser()}, or allow a larger share (--dead-share)",
+                f"letters (allowed share: {share_max}), the first: {staged.why_dead}: "
+                f"{self._other_parser()}, or raise --dead-share",
                 offset=staged.first_dead,
             )
 
@@ -145,10 +145,8 @@ class ArchiveSink:
         name, number = self._settings.name or "NAME", self._settings.generation
         backfill = f"`tidelog archive backfill {name} --parser PARSER`"
         if self._settings.is_building:
-            return (
-                f"run `tidelog archive drop {name} {number}` and choose another parser: {backfill}"
-            )
-        return f"choose another parser: {backfill}, then `tidelog archive promote {name}`"
+            return f"run `tidelog archive drop {name} {number}`, then {backfill}"
+        return f"run {backfill}"
 
     def published(self, manifest: Manifest) -> list[FileEntry]:
         store = self._store()

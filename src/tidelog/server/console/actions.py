@@ -256,10 +256,10 @@ class ActionPages:
         if number not in info.formats or number == info.generation:
             raise InvalidError(f"archive `{info.name}`: generation {number} cannot be dropped")
         status = archive.status(number)
-        files = sum(each.files for each in status.partitions)
-        stored = sum(each.bytes for each in status.partitions)
+        files = sum(each.files_written for each in status.partitions)
+        stored = sum(each.bytes_written for each in status.partitions)
         says = (
-            f"Deletes {counted(files, 'file')} ({size(stored)}). This cannot be undone.",
+            f"Deletes its files: {files:,} written so far ({size(stored)}). This cannot be undone.",
             f"Readers keep seeing generation {info.generation}.",
             "If it holds events that neither the live one nor the source has, nothing changes.",
         )
@@ -343,7 +343,7 @@ class ActionPages:
         if known is None:
             says = [f"Creates table {table} of the files of generation {info.generation}."]
         else:
-            files, events = counted(known.files, "file"), counted(known.events, "event")
+            files, events = counted(known.files, "data file"), counted(known.events, "event")
             says = [f"{files} with {events} to add to {table}."]
         says.append("Files stay where they are: the table lists them.")
         if keep:
@@ -413,8 +413,8 @@ def _run(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
         return "the driver has written everything that waited"
     done = archive.run(stop=job.stop, on_cycle=_counting(job, status.lag), who=job.who)
     return (
-        f"{counted(done.events, 'event')} archived in {counted(done.files, 'file')}, "
-        f"{counted(done.dead, 'dead letter')}"
+        f"{counted(done.events, 'event')} read, {counted(done.dead, 'dead letter')}, "
+        f"wrote {done.files}"
     )
 
 
@@ -432,7 +432,7 @@ def _backfill(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     done = archive.backfill(start=start, **how)
     return (
         f"generation {done.generation} has {done.events:,} more events in "
-        f"{counted(done.files, 'file')}{_dead_again(done)}: promote it on the page of the archive"
+        f"{done.files}{_dead_again(done)}: promote it on the page of the archive"
     )
 
 
@@ -505,6 +505,7 @@ def _finalize(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
 def _register(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     done = archive.tables.register(args["table"], keep=bool(args["keep"]), who=job.who)
     return "; ".join(
-        f"{each.table}: {counted(each.files, 'file')} with {counted(each.events, 'event')} added"
+        f"{each.table}: {counted(each.files_added, 'data file')} with "
+        f"{counted(each.events_added, 'event')} added"
         for each in done
     )

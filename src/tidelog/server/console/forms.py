@@ -33,7 +33,7 @@ from tidelog.server.console.sampler import Sampler
 from tidelog.server.console.session import Answer, Redirect, ShownPage, Visit
 from tidelog.server.http.errors import status_of
 
-__all__ = ["FormPages"]
+__all__ = ["Fields", "FormPages"]
 
 VALUE_MAX = 64_000  # characters of a value in a form
 _KINDS = {"json": "JSON", "text": "text", "base64": "base64", "none": "none: a tombstone"}
@@ -113,7 +113,7 @@ class FormPages:
         if event is None:
             return self._show_produce(topic, form, status=400)
         if not visit.form.get("sure"):
-            return self._show_produce(topic, form, event)
+            return self._show_produce(topic, form, event, once=visit.text("once"))
         once = visit.text("once")
         if not once:
             raise InvalidError("produce: has no key: send it from its page")
@@ -151,8 +151,14 @@ class FormPages:
         return None if form.errors else event
 
     def _show_produce(
-        self, topic: Topic, form: Fields, event: Event | None = None, status: int = 200
+        self,
+        topic: Topic,
+        form: Fields,
+        event: Event | None = None,
+        status: int = 200,
+        once: str = "",
     ) -> Answer:
+        """``once`` is that of an append that failed: it may have landed, and is never doubled."""
         partition = None
         if event is not None and event.key is not None:
             partition = partition_for(event.key, topic.partitions)
@@ -164,7 +170,7 @@ class FormPages:
             "shown": Bytes(event.value if event else None),
             "size": check_event(event) if event else 0,
             "partition": partition,
-            "once": self._home.context.ids.new() if event else "",
+            "once": once or self._home.context.ids.new() if event else "",
             "value_max": VALUE_MAX,
         }
         return ShownPage("produce.html", values, status)

@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -38,7 +38,7 @@ from tidelog.server.console import format as showing
 from tidelog.server.console.actions import ActionPages
 from tidelog.server.console.archives import ArchivePages, Pipelines
 from tidelog.server.console.events import EventPages, SqlPages
-from tidelog.server.console.forms import FormPages
+from tidelog.server.console.forms import Fields, FormPages
 from tidelog.server.console.jobs import JobPages, JobRunner
 from tidelog.server.console.journals import JournalPages
 from tidelog.server.console.sampler import Sampler
@@ -188,6 +188,19 @@ PLACES = (
 )
 
 
+_FORM_PAGES = {  # which page has the form that is sent to a place
+    "make_topic": "topic_form",
+    "produce": "produce_form",
+    "correct": "correct_form",
+    "play": "topic",
+    "move": "consumer",
+    "act": "archive",
+    "query": "sql",
+    "erase": "journal",
+    "prove": "proof",
+    "create": "tokens",
+}
+_PAGE_FIELDS = ("topic", "name", "job")  # of a form: what its page is about
 _OF_TOPIC = ("append", "amend", "erase")  # rights on one topic; others reach beyond one
 _THEMES = ("light", "dark")
 _POLICY = (
@@ -269,6 +282,7 @@ class Console:
             "theme": "",
             "now_ms": 0,
             "here": "/docs",
+            "form_trouble": "",
             "api": description(self._options),
             "common": COMMON_ERRORS,
             "example": _example,
@@ -359,7 +373,10 @@ class Console:
 
         def act() -> Answer:
             self._gate.check(admission)  # the form, or the turn at a thread, may have taken long
-            return self._handlers[place.name](visit)
+            try:
+                return self._handlers[place.name](visit)
+            except TidelogError as exc:
+                return self._form_again(place, visit, exc, scope)
 
         work: Awaitable[Answer] = self._threads.run(act)
         if place.name == "query":
@@ -373,6 +390,32 @@ class Console:
             with contained("tokens", lambda error: self._note(error, scope)):
                 await self._gate.refresh()
         return answer
+
+    def _form_again(
+        self, place: Route, visit: Visit, error: TidelogError, scope: Scope
+    ) -> ShownPage:
+        """Returns the page of a form that failed, with the error and with what was typed in it.
+
+        Raises the error if the form has no page, or that cannot be shown.
+        """
+        name = _FORM_PAGES.get(place.name, "")
+        if place.name == "act" and visit.form.get("do") == "replay":
+            name = "dead"
+        if not name or isinstance(error, ForbiddenError | UnauthorizedError):
+            raise error
+        named = {each: visit.form[each] for each in _PAGE_FIELDS if each in visit.form}
+        empty = replace(visit, path={**named, **visit.path}, query=named, form={})
+        try:
+            page = self._handlers[name](empty)
+        except TidelogError:
+            page = None
+        if not isinstance(page, ShownPage):
+            raise error
+        failed = self._failed(error, scope)
+        values = {**page.values, "given": visit.form, "form_trouble": failed.values["message"]}
+        if isinstance(form := values.get("form"), Fields):
+            values["form"] = Fields({k: visit.form.get(k, v) for k, v in form.given.items()})
+        return ShownPage(page.template, values, failed.status, failed.headers)
 
     async def _come_or_go(
         self, place: Route, scope: Scope, headers: dict[bytes, bytes], form: dict[str, str]
@@ -432,6 +475,8 @@ class Console:
             "now_ms": self._clock.now_ms(),
             "here": scope["path"],
             "next": _address(scope),
+            "given": {},  # what was typed in a form that failed
+            "form_trouble": "",
             **answer.values,
         }
         body = self._pages.render(answer.template, values)
