@@ -11,7 +11,7 @@ from tidelog.catalog.base import Put
 from tidelog.context import Context
 from tidelog.coordination.ownership import Member
 from tidelog.errors import UnknownOutcomeError
-from tidelog.log.consumer import control as consumers
+from tidelog.log.consumer import delete as consumer_delete
 from tidelog.log.consumer import handler
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Lease, LeaseReader, Leases, all_or_nothing
@@ -127,10 +127,10 @@ def release_without_version(self: Leases, partition: int) -> None:
             self._context.catalog.write(where, change, write_id=self._context.ids.new())
 
 
-_begin_delete = consumers._Deletion._begin
+_begin_delete = consumer_delete._Deletion._begin
 
 
-def mark_whichever(self: consumers._Deletion, wanted: str) -> Any:
+def mark_whichever(self: consumer_delete._Deletion, wanted: str) -> Any:
     """Marks the consumer that has the name now, whichever was asked about."""
     with mock.patch.object(self, "_which", return_value=wanted):
         return _begin_delete(self, wanted)
