@@ -68,7 +68,7 @@ def due_to_one_thread(self: FlushFailures) -> BaseException | None:
 
 def commit_unless_remembered(self: Consumer, partition: int, reader: LeaseReader) -> bool:
     """Writes nothing where the cursor that the member remembers is the same."""
-    held = self._membership.held.get(partition)
+    held = self._leases.held.get(partition)
     is_same = held is not None and held.lease.epoch == reader.epoch
     if is_same and held is not None and held.lease.cursor == reader.position:
         reader.committed()
@@ -81,17 +81,17 @@ _commit = Consumer._commit
 
 def commit_polled_ahead(self: Consumer, partition: int, reader: LeaseReader) -> bool:
     """Commits under the present lease what was read under an earlier one."""
-    self._membership.commit(partition, reader.position, None, back=True)
+    self._leases.commit(partition, reader.position, None, back=True)
     reader.committed()
     return True
 
 
 def commit_position(self: Consumer, partition: int, reader: LeaseReader) -> bool:
     """Moves the cursor to wherever reading is, forward or back."""
-    held = self._membership.held.get(partition)
+    held = self._leases.held.get(partition)
     is_same = held is not None and held.lease.epoch == reader.epoch
     if not is_same or held is None or held.lease.cursor != reader.position:
-        self._membership.commit(partition, reader.position, reader.epoch, back=True)
+        self._leases.commit(partition, reader.position, reader.epoch, back=True)
     reader.committed()
     return True
 

@@ -526,7 +526,7 @@ BUGS: dict[str, Bug] = {
     "one-shot lease by a foreign clock": _readers(
         "P3",
         (Leases, "take_once", take_until),
-        (Leases, "_once_is_over", is_over_by_wall_clock),
+        (Leases, "_is_once_owner_dead", is_over_by_wall_clock),
     ),
     "refusal taken for existence": Bug("P7", refusing_clients, ClientsWorld),
     "notified before it is sent": _clients("P1", (Debounce, "_send", record_before_sending)),
