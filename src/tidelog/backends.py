@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from tidelog.catalog import Catalog, open_catalog
+from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.catalog.update import Repeat
-from tidelog.catalog.wrappers import CheckedCatalog
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
 from tidelog.concurrency import LocalProcesses
 from tidelog.context import Context, NoSpans, Spans

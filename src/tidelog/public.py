@@ -94,13 +94,13 @@ from tidelog.journal.scribe import ScribeOptions as ScribeOptions
 from tidelog.journal.scribe import Trouble as Trouble
 from tidelog.journal.scribe import Turn as Turn
 from tidelog.log.consumer.consumer import Consumer as Consumer
-from tidelog.log.consumer.control import CursorMove as CursorMove
 from tidelog.log.consumer.handler import Fate as Fate
 from tidelog.log.consumer.handler import FateError as FateError
 from tidelog.log.consumer.handler import HandlerOptions as HandlerOptions
 from tidelog.log.consumer.handler import HandlerSettings as HandlerSettings
 from tidelog.log.consumer.handler import ReadOnceResult as ReadOnceResult
 from tidelog.log.consumer.handler import Share as Share
+from tidelog.log.consumer.seek import CursorMove as CursorMove
 from tidelog.log.maintenance.sweep import SkippedTopic as SkippedTopic
 from tidelog.log.maintenance.sweep import SweepReport as SweepReport
 from tidelog.log.maintenance.trim import BeforeTime as BeforeTime

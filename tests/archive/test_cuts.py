@@ -21,6 +21,7 @@ from tidelog.archive.archive import open_pipeline
 from tidelog.archive.fill import FillSource
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.restore import RestoreOptions, restore
+from tidelog.connectors.archive.reader import CarriedRange, CarriedReader, CompletedReader
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import DividingReader, RangeReader, Source, SourceRange
 from tidelog.coordination.commits import read_manifests
@@ -31,7 +32,6 @@ from tidelog.pipeline import ranges
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump_stream import PumpOptions, open_pump
 from tidelog.pipeline.ranges import FilePolicy
-from tidelog.pipeline.special_ranges import CarriedRange, CarriedReader, CompletedReader
 from tidelog.settings import Settings
 
 SMALL = FilePolicy(max_bytes=600_000)  # 1,200 events, as events are taken to have 500 bytes

@@ -30,7 +30,7 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle, Track
-from tidelog.pipeline.special_ranges import read_aside
+from tidelog.pipeline.lost_ranges import read_aside
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 

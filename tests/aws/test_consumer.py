@@ -266,8 +266,8 @@ def test_call_takes_over_from_a_reader_that_shows_nothing(home: Home, world: Wor
     """It waits for 1.5 times the time to live; one that lives on with a heartbeat is an error."""
     append(home, "orders", 4)
     dead = home.consumer("orders", "billing")
-    dead._membership._context.processes.is_dead = lambda _: False  # type: ignore[method-assign]
-    assert dead._membership.take_once(0)
+    dead._leases._context.processes.is_dead = lambda _: False  # type: ignore[method-assign]
+    assert dead._leases.take_once(0)
     handled: list[Event] = []
     handle = consumer_handler(handled.append, "billing", home=home.config, world=world)
     assert handle(NOTICE, None)["partitions"][0]["done"]

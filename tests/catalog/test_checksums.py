@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tidelog.catalog.base import ABSENT, Delete, Put, Row
+from tidelog.catalog.checksums import CheckedCatalog, open_row, seal
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.catalog.wrappers import CheckedCatalog, open_row, seal
 from tidelog.coordination.commits import load_manifest
 from tidelog.errors import ConflictError, CorruptError, InvalidError
 from tidelog.identity import Identity, read_store

@@ -416,7 +416,7 @@ def test_a_member_that_is_busy_keeps_its_share(
         home.append("t", [Event(b"%d" % n) for n in range(4)])
         with home.consumer("t", "c") as busy:
             assert busy.poll(max_events=1)
-            with beaten_between_looks(busy._membership):
+            with beaten_between_looks(busy._leases):
                 assert consumed(tidelog, "t", "c") == b""
             busy.commit()
 

@@ -268,9 +268,9 @@ def test_on_a_terminal_it_shows_a_table_and_ctrl_c_ends_it(place: Path) -> None:
     assert b"Traceback" not in shown
 
 
-def test_without_a_parent_a_leashed_process_ends_at_once(tmp_path: Path) -> None:
+def test_child_process_without_its_parent_ends_at_once(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tidelog.cli.child_process", "1", "topic", "list"],
+        [sys.executable, "-m", "tidelog", "--child-of", "1", "topic", "list"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

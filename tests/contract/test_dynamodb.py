@@ -28,9 +28,9 @@ from tests.support.proxy import lossy_proxy
 from tests.support.remote_catalog import RemoteCatalogContract, opened, race_creators
 from tidelog.catalog import dynamodb_client
 from tidelog.catalog.base import ABSENT, Catalog, Put, Row
+from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.catalog.dynamodb import DynamoCatalog, open_dynamodb
 from tidelog.catalog.update import Repeat
-from tidelog.catalog.wrappers import CheckedCatalog
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.errors import (
     ConflictError,

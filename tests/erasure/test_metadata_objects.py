@@ -126,8 +126,8 @@ def test_names_of_fields_in_lines_of_events_do_not_count() -> None:
     line = {"topic": "t", "partition": 0, "offset": 1, "id": "x", "key": None, "value": {"a": "b"}}
     data = json.dumps(line).encode()
     for each, is_found in (("offset", False), ("x", True), ("b", True), ("a", True)):
-        assert EventMatcher(Deletions(by_id={each: {}})).in_text(data) == is_found
-    assert EventMatcher(Deletions(by_id={"offset": {}})).in_text(b'{"offset": 1}')
+        assert EventMatcher(Deletions(by_id={each: {}})).is_json_string_in(data) == is_found
+    assert EventMatcher(Deletions(by_id={"offset": {}})).is_json_string_in(b'{"offset": 1}')
 
 
 def test_no_catalog_row_keeps_an_erased_id(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.support.archive_look import FIRST_S, a_home, drive
 from tidelog import Event, Home
 from tidelog.archive.archive import create_archive
 from tidelog.coordination.audit import Why
-from tidelog.erasure import proof_places
+from tidelog.erasure import proof as proof_module
 from tidelog.erasure.delete import delete_key
 from tidelog.erasure.proof import Trace
 from tidelog.errors import InvalidError
@@ -138,7 +138,7 @@ def test_upload_that_cannot_be_read_is_a_trace_unless_it_ends(
             yield Upload("archives/daily/ends", 0, 0, may_end=True, read=None)
 
     monkeypatch.setattr(LocalStore, "uploads", uploads)
-    monkeypatch.setattr(proof_places, "WAIT_S", 0.5)
+    monkeypatch.setattr(proof_module, "WAIT_S", 0.5)
     (trace,) = prove(home)
     assert trace.object == "archives/daily/x"
     assert "cannot be searched" in trace.what

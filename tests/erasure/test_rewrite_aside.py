@@ -25,7 +25,7 @@ from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.turn import purge_once
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.pipeline.special_ranges import read_aside
+from tidelog.pipeline.lost_ranges import read_aside
 from tidelog.testing.faults import Faults, FaultyStore
 from tidelog.testing.scheduler import Crash
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.catalog.base import Change, Row
-from tidelog.catalog.wrappers import CheckedCatalog
+from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.from_archives import complete_erasures, erase_archived, finish_archive
 from tidelog.errors import UnavailableError, UnknownOutcomeError

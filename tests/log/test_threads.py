@@ -241,11 +241,11 @@ def test_what_was_read_under_an_older_epoch_cannot_be_committed(home: Home) -> N
     home.append("t", [Event(b"%d" % n) for n in range(10)], partition=0)
     with home.consumer("t", "c") as consumer:
         assert len(consumer.poll(5)) == 5
-        held = consumer._membership.held[0]
+        held = consumer._leases.held[0]
         with consumer._lock:  # else its keeper may be the one who takes it again
-            consumer._membership.release(0)
-            assert consumer._membership.take(0, [consumer._membership.id])
-        assert consumer._membership.held[0].lease.epoch == held.lease.epoch + 1
+            consumer._leases.release(0)
+            assert consumer._leases.take(0, [consumer._leases.id])
+        assert consumer._leases.held[0].lease.epoch == held.lease.epoch + 1
         with pytest.raises(tidelog.FencedError):
             consumer.commit()
         assert [event.offset for event in consumer.poll()] == list(range(10))
@@ -312,10 +312,10 @@ def test_a_long_batch_keeps_its_lease_while_the_handler_lives(home: Home) -> Non
     taken: list[Event] = []
 
     def slowly(event: Event) -> None:
-        beats = [each._membership._beats for each in (one, two)]
+        beats = [each._leases._beats for each in (one, two)]
         clock.advance(0.06)
         for each, before in zip((one, two), beats, strict=True):
-            until(lambda each=each, before=before: each._membership._beats > before)
+            until(lambda each=each, before=before: each._leases._beats > before)
         handled.append(event.offset)
         if len(handled) == 10:
             stop.set()
@@ -372,7 +372,7 @@ def test_caught_up_means_the_whole_topic(home: Home) -> None:
 def test_a_keeper_that_met_an_error_goes_on(home: Home) -> None:
     with home.consumer("t", "c") as consumer:
         consumer.poll(timeout_s=0.01)
-        consumer._membership.beat = _boom  # type: ignore[method-assign]
+        consumer._leases.beat = _boom  # type: ignore[method-assign]
         with pytest.raises(RuntimeError):
             consumer.poll(timeout_s=60)
         assert consumer._keeper is not None

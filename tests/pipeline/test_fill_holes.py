@@ -28,6 +28,7 @@ from tidelog.archive.status import Limits, troubles
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.codec.event_batch import EVENT_SCHEMA, table_of, with_position
 from tidelog.connectors import by_url
+from tidelog.connectors.archive.reader import CompletedReader
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import Chunk, Source, SourcePartition, SourceRange
 from tidelog.coordination.commits import read_manifests
@@ -38,7 +39,7 @@ from tidelog.model import limits
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import Gap, Manifest, Progress, joined_gaps
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.special_ranges import CompletedReader, late_head
+from tidelog.pipeline.failures import late_head
 
 T0 = SourcePartition("t", "0")
 

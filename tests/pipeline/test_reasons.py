@@ -22,7 +22,7 @@ from tidelog.coordination.audit import (
 )
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.from_archives import erase_archived
-from tidelog.erasure.matcher import redact_reasons
+from tidelog.erasure.redaction import redact_reasons
 from tidelog.erasure.search import matcher_of
 from tidelog.errors import NotFoundError
 from tidelog.journal import amend

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tidelog.archive.fill import FillSource
+from tidelog.connectors.archive.reader import CompletedReader
 from tidelog.pipeline import failures
-from tidelog.pipeline.special_ranges import CompletedReader
 
 __all__ = ["backfill_goes_back", "behind_is_remade", "holes_count_as_never_there"]
 

@@ -334,7 +334,7 @@ class ClientsWorld(SimWorld):
     def _commit_and_go_back(self, consumer: Consumer, topic: Topic) -> None:
         """Commit, and seek back to the commit before it, whatever became of this one."""
         with consumer._lock:
-            known = {p: held.lease.cursor for p, held in consumer._membership.held.items()}
+            known = {p: held.lease.cursor for p, held in consumer._leases.held.items()}
         with contextlib.suppress(*self.passing):
             consumer.commit()
         for partition, to in known.items():

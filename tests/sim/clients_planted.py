@@ -11,7 +11,7 @@ from tidelog.catalog.base import Put
 from tidelog.context import Context
 from tidelog.coordination.ownership import Member
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
-from tidelog.log.consumer import control as consumers
+from tidelog.log.consumer import delete as consumer_delete
 from tidelog.log.consumer import handler
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Lease, LeaseReader, Leases, all_or_nothing
@@ -70,7 +70,7 @@ def due_to_one_thread(self: FlushFailures) -> BaseException | None:
 
 def commit_unless_remembered(self: Consumer, partition: int, reader: LeaseReader) -> bool:
     """Writes nothing where the cursor that the member remembers is the same."""
-    held = self._membership.held.get(partition)
+    held = self._leases.held.get(partition)
     is_same = held is not None and held.lease.epoch == reader.epoch
     if is_same and held is not None and held.lease.cursor == reader.position:
         reader.committed()
@@ -83,17 +83,17 @@ _commit = Consumer._commit
 
 def commit_polled_ahead(self: Consumer, partition: int, reader: LeaseReader) -> bool:
     """Commits under the present lease what was read under an earlier one."""
-    self._membership.commit(partition, reader.position, None, back=True)
+    self._leases.commit(partition, reader.position, None, back=True)
     reader.committed()
     return True
 
 
 def commit_position(self: Consumer, partition: int, reader: LeaseReader) -> bool:
     """Moves the cursor to wherever reading is, forward or back."""
-    held = self._membership.held.get(partition)
+    held = self._leases.held.get(partition)
     is_same = held is not None and held.lease.epoch == reader.epoch
     if not is_same or held is None or held.lease.cursor != reader.position:
-        self._membership.commit(partition, reader.position, reader.epoch, back=True)
+        self._leases.commit(partition, reader.position, reader.epoch, back=True)
     reader.committed()
     return True
 
@@ -129,10 +129,10 @@ def release_without_version(self: Leases, partition: int) -> None:
             self._context.catalog.write(where, change, write_id=self._context.ids.new())
 
 
-_begin_delete = consumers._Deletion._begin
+_begin_delete = consumer_delete._Deletion._begin
 
 
-def mark_whichever(self: consumers._Deletion, wanted: str) -> Any:
+def mark_whichever(self: consumer_delete._Deletion, wanted: str) -> Any:
     """Marks the consumer that has the name now, whichever was asked about."""
     with mock.patch.object(self, "_which", return_value=wanted):
         return _begin_delete(self, wanted)

@@ -10,7 +10,7 @@ import pytest
 from tidelog.archive.derived_archives import archives_of
 from tidelog.connectors.topic import sink as topic_sink
 from tidelog.coordination import audit
-from tidelog.erasure import matcher, proof_scope, topic_copies
+from tidelog.erasure import proof_scope, redaction, topic_copies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.topic_copies import Copies, TopicCopy
@@ -85,13 +85,13 @@ def original_dates_retimed_copies(patch: Patch) -> None:
 
 def reasons_of_dead_deletes_stay(patch: Patch) -> None:
     """An erasure replaces ids only in the reasons of records that are done."""
-    real = matcher.replace_texts
+    real = redaction.replace_texts
 
     def of_done_ones(context: Any, topic: Any, record: Any, replaced: Any) -> None:
         if record.state == "done":
             real(context, topic, record, replaced)
 
-    patch.setattr(matcher, "replace_texts", of_done_ones)
+    patch.setattr(redaction, "replace_texts", of_done_ones)
 
 
 def staged_for_deleted_topics_stays(patch: Patch) -> None:

@@ -48,8 +48,9 @@ from tidelog.log import notifier as notify
 from tidelog.log import partition_reader as read
 from tidelog.log import status, topics
 from tidelog.log.consumer import consumer as consumer_module
-from tidelog.log.consumer import control, handler
-from tidelog.log.consumer import control as consumers
+from tidelog.log.consumer import delete as consumer_delete
+from tidelog.log.consumer import handler
+from tidelog.log.consumer import seek as consumer_seek
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Lease, Leases, read_lease
 from tidelog.log.ledger import Copier
@@ -525,7 +526,7 @@ BUGS: dict[str, Bug] = {
     "one-shot lease by a foreign clock": _readers(
         "P3",
         (Leases, "take_once", take_until),
-        (Leases, "_once_is_over", is_over_by_wall_clock),
+        (Leases, "_is_once_owner_dead", is_over_by_wall_clock),
     ),
     "refusal taken for existence": Bug("P7", refusing_clients, ClientsWorld),
     "notified before it is sent": _clients("P1", (Debounce, "_send", record_before_sending)),
@@ -551,13 +552,13 @@ BUGS: dict[str, Bug] = {
         "P3", (Leases, "release", wrong.release_without_version)
     ),
     "consumer deleted by a call that was overtaken": _members(
-        "P3", (consumers._Deletion, "_check_ours", wrong.never_overtaken)
+        "P3", (consumer_delete._Deletion, "_check_ours", wrong.never_overtaken)
     ),
     "delete of a consumer that began meanwhile": _members(
-        "P3", (consumers._Deletion, "_begin", wrong.mark_whichever)
+        "P3", (consumer_delete._Deletion, "_begin", wrong.mark_whichever)
     ),
     "cursor of a deleted consumer moved": _members(
-        "P3", (control, "check_consumer", wrong.no_check_of_a_consumer)
+        "P3", (consumer_seek, "check_consumer", wrong.no_check_of_a_consumer)
     ),
     "heartbeat passes a delete": _members("P3", (Leases, "_beat", wrong.beat_whatever)),
     "deleted topic read as damage": _topics("P7", (read, "read_head", read_closed_head)),

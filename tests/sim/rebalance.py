@@ -22,8 +22,9 @@ from tidelog.context import Context, LogSettings
 from tidelog.coordination.outcome import SentWrites, _TrackedCatalog
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.control import check_consumer, consumer_version, delete_consumer
+from tidelog.log.consumer.delete import consumer_version, delete_consumer
 from tidelog.log.consumer.leases import Leases, RegisteredConsumer, decode_registered
+from tidelog.log.consumer.seek import check_consumer
 from tidelog.log.producer.append import Appender
 from tidelog.log.topics import find_topic
 from tidelog.model import layout

@@ -8,7 +8,7 @@ import pytest
 
 from tidelog.archive import verify
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.special_ranges import SettingAside
+from tidelog.pipeline.lost_ranges import SettingAside
 
 __all__ = ["BUGS"]
 

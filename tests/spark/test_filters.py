@@ -15,15 +15,16 @@ from tests.support.compiled_logs import Bench
 from tidelog import Event, Home
 from tidelog.clock import RandomIds
 from tidelog.spark import FILTER_PUSHDOWN, TidelogFilterReader
-from tidelog.spark.columns import (
+from tidelog.spark.columns import arrow_schema, spark_schema
+from tidelog.spark.options import (
+    BATCH_READ,
     EVERYTHING,
     EventTimes,
     PushedFilter,
-    arrow_schema,
     push,
-    spark_schema,
+    read_columns,
+    read_options,
 )
-from tidelog.spark.options import BATCH_READ, read_columns, read_options
 
 START = datetime(2025, 11, 15, tzinfo=UTC)
 DAYS, EACH = 6, 4

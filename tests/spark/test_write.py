@@ -16,7 +16,7 @@ from tidelog import Event, Home
 from tidelog.errors import InvalidError
 from tidelog.model import layout
 from tidelog.model.topic import Topic
-from tidelog.spark.columns import stored
+from tidelog.spark.columns import to_stored
 from tidelog.spark.write import WriteStaging, stage
 
 MOMENT_MS = 1_763_200_000_000
@@ -177,27 +177,27 @@ def test_headers_are_whole() -> None:
     kind = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
     headers = pa.array([[{"name": None, "value": b"x"}]], kind)
     with pytest.raises(InvalidError, match="a header has no name"):
-        stored(pa.record_batch({"value": pa.array([b"x"]), "headers": headers}), 0)
+        to_stored(pa.record_batch({"value": pa.array([b"x"]), "headers": headers}), 0)
     null = pa.array([[{"name": "h", "value": None}, {"name": "h", "value": b""}]], kind)
-    kept = stored(pa.record_batch({"value": pa.array([b"x"]), "headers": null}), 0)
+    kept = to_stored(pa.record_batch({"value": pa.array([b"x"]), "headers": null}), 0)
     assert kept.column("headers").to_pylist() == null.to_pylist()
 
 
 def test_half_a_millisecond_before_1970_is_refused_not_rounded_up() -> None:
     times = pa.array([-500], pa.timestamp("us", "UTC"))
     with pytest.raises(InvalidError, match="outside of the years 1970 to 9999"):
-        stored(pa.record_batch({"value": pa.array([b"x"]), "timestamp": times}), 0)
+        to_stored(pa.record_batch({"value": pa.array([b"x"]), "timestamp": times}), 0)
 
 
 def test_both_hours_at_the_end_of_summer_time_are_stored() -> None:
     first = 1_730_611_800_000_500  # 2024-11-03 01:30 in New York, and an hour later again
     times = pa.array([first, first + 3_600_000_000], pa.timestamp("us", "America/New_York"))
-    found = stored(pa.record_batch({"value": pa.array([b"x", b"y"]), "timestamp": times}), 0)
+    found = to_stored(pa.record_batch({"value": pa.array([b"x", b"y"]), "timestamp": times}), 0)
     moments = found.column("timestamp").cast(pa.int64()).to_pylist()
     assert moments == [first // 1_000, first // 1_000 + 3_600_000]
 
 
 def test_microseconds_are_rounded_towards_the_past() -> None:
     times = pa.array([1_999, None], pa.timestamp("us", "UTC"))
-    found = stored(pa.record_batch({"value": pa.array([b"x", b"y"]), "timestamp": times}), 7)
+    found = to_stored(pa.record_batch({"value": pa.array([b"x", b"y"]), "timestamp": times}), 7)
     assert found.column("timestamp").cast(pa.int64()).to_pylist() == [1, 7]

@@ -18,16 +18,15 @@ from tidelog.context import Context
 from tidelog.coordination.audit import record_action
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.control import (
+from tidelog.log.consumer.delete import consumer_version, delete_consumer
+from tidelog.log.consumer.leases import Start
+from tidelog.log.consumer.seek import (
     CursorMove,
     check_consumer,
-    consumer_version,
-    delete_consumer,
     move_cursor,
     plan_move,
     seek_cursor,
 )
-from tidelog.log.consumer.leases import Start
 from tidelog.log.status import Lag, Members, MemberState, consumer_lag, consumer_names
 from tidelog.model.address import nearest
 from tidelog.model.event import Event, check_timestamp, to_iso
@@ -43,7 +42,6 @@ __all__ = [
 
 
 _WAIT_S = 0.5  # how soon a stop is seen while there are no events
-_PATIENCE = 1.5  # lease durations, after which the lease of a dead member was taken over
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ class _Drain:
     def drain(self, consumer: Consumer) -> None:
         """Polls, handles and commits until everything is read."""
         clock = consumer.context.clock
-        patience_s = _PATIENCE * consumer.context.log_settings.lease_ttl_ms / 1000
+        patience_s = consumer.context.log_settings.dead_after_s
         joined_s = clock.monotonic_s()
         wait_s = _WAIT_S if self._how.follow else 0.0
         is_last_look = False  # one more after all patience, as this process may have stalled

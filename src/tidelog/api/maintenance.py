@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 from tidelog.api.journal import unknown_id
 from tidelog.catalog import Catalog
-from tidelog.catalog.wrappers import freeing
+from tidelog.catalog.base import freeing
 from tidelog.concurrency import TaskRunner
 from tidelog.context import Context
 from tidelog.coordination.audit import Owner, Why, record_action

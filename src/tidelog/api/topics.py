@@ -22,7 +22,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from tidelog.catalog.wrappers import freeing
+from tidelog.catalog.base import freeing
 from tidelog.context import Context
 from tidelog.coordination.audit import record_action
 from tidelog.errors import InvalidError, NotFoundError

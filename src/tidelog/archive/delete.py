@@ -44,8 +44,7 @@ import msgspec
 
 from tidelog.archive.archive import is_ours, is_own_name, list_archives, open_sink, own_folders
 from tidelog.archive.freeze import freeze_heads
-from tidelog.catalog.base import Put
-from tidelog.catalog.wrappers import freeing
+from tidelog.catalog.base import Put, freeing
 from tidelog.connectors.by_url import files_at, no_source, pipelines_of, store_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (

@@ -59,6 +59,7 @@ from tidelog.archive.coverage import (
 )
 from tidelog.archive.derived_archives import OutputSpans, output_spans, refuse_output
 from tidelog.archive.read import ArchiveFiles
+from tidelog.connectors.archive.reader import CarriedRange, CarriedReader, CompletedReader
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.by_url import source_at, store_at
 from tidelog.connectors.source import (
@@ -94,7 +95,6 @@ from tidelog.model.archive import Archive
 from tidelog.model.pipeline import ListedPartition
 from tidelog.pipeline.failures import without_remade
 from tidelog.pipeline.source_partitions import read_known, tracking_pipeline
-from tidelog.pipeline.special_ranges import CarriedRange, CarriedReader, CompletedReader
 
 __all__ = [
     "FillFilesSource",

@@ -71,7 +71,7 @@ from tidelog.archive.derived_archives import may_hold_output, refuse_circle
 from tidelog.archive.erased_events import ErasedBefore
 from tidelog.archive.freeze import carry_known, freeze_heads, is_stale, release_heads, withdraw
 from tidelog.archive.tables import check_tables, forget_files, replace_files
-from tidelog.catalog.wrappers import freeing
+from tidelog.catalog.base import freeing
 from tidelog.connectors.by_url import files_at, pipelines_of, source_at
 from tidelog.connectors.source import SourcePartition, bounds_apart
 from tidelog.context import Context

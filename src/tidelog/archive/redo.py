@@ -40,7 +40,7 @@ from tidelog.archive.fill import FillSource
 from tidelog.archive.read import ArchiveFiles, source_partition
 from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.parsers import LayoutSettings, layout_settings
-from tidelog.connectors.archive.reader import PlannedCommits
+from tidelog.connectors.archive.reader import CarriedRange, CarriedReader, PlannedCommits
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.by_url import source_at, store_at
 from tidelog.connectors.source import (
@@ -62,7 +62,6 @@ from tidelog.coordination.pipeline_rows import counting_files, read_partitions
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.model.archive import Archive, ArchiveFormat, RedoPart
 from tidelog.model.pipeline import FileEntry, Manifest
-from tidelog.pipeline.special_ranges import CarriedRange, CarriedReader
 
 __all__ = ["RedoPlan", "RedoSource", "plan_redo", "redo_source"]
 

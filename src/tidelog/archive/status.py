@@ -51,21 +51,16 @@ from tidelog.model.pipeline import (
     Intent,
     Progress,
     Totals,
+    by_cause,
+    joined_names,
     offsets_between,
+    same_in,
 )
 from tidelog.model.times import rough_text
 from tidelog.model.topic import decode_row
-from tidelog.pipeline.failures import (
-    RemadeError,
-    by_cause,
-    joined_names,
-    read_failures,
-    remade_bounds,
-    same_in,
-    source_is_behind,
-)
+from tidelog.pipeline.failures import RemadeError, read_failures, remade_bounds, source_is_behind
+from tidelog.pipeline.lost_ranges import read_aside
 from tidelog.pipeline.source_partitions import track
-from tidelog.pipeline.special_ranges import read_aside
 from tidelog.store.base import lost_remedy
 
 __all__ = [

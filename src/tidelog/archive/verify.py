@@ -70,7 +70,7 @@ from tidelog.model.archive import Archive, DateFolder, encode_success
 from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress
 from tidelog.model.topic import decode_row
 from tidelog.pipeline.date_folders import DateFolders, FolderCounter
-from tidelog.pipeline.special_ranges import forgotten_files
+from tidelog.pipeline.lost_ranges import forgotten_files
 from tidelog.store.base import Store
 
 __all__ = ["ArchiveVerifyOptions", "ArchiveVerifyReport", "verify_archive", "verify_generations"]

@@ -6,9 +6,8 @@ lost reply is never mistaken for a conflict. It must not know what its rows mean
 
 ``base`` has the interface and its values. ``update`` is the one loop that reads, decides, writes
 and retries, and determines the outcome of a write whose reply was lost. The backends are ``memory``
-(to copy from), ``sqlite``, ``dynamodb`` and ``cql``. ``wrappers`` check rows and reserve disk space
-for any of them. Other packages can add a backend through the entry point group
-``tidelog.catalogs``.
+(to copy from), ``sqlite``, ``dynamodb`` and ``cql``. ``checksums`` checks the rows of any of them.
+Other packages can add a backend through the entry point group ``tidelog.catalogs``.
 """
 
 from __future__ import annotations

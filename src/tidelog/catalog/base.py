@@ -7,11 +7,14 @@ row which may be deleted later also expects the version of another row. The writ
 or an earlier one, changes that other row. So no write that landed can land again.
 
 :func:`clear_deleted_rows` removes the bytes of deleted rows from a catalog's own files.
+:func:`freeing` lets a command that frees space write to a catalog on a full disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol, runtime_checkable
@@ -26,6 +29,7 @@ __all__ = [
     "Check",
     "Delete",
     "Expectation",
+    "FreeingCatalog",
     "Put",
     "Row",
     "WriteOutcome",
@@ -35,6 +39,7 @@ __all__ = [
     "check_write",
     "clear_deleted_rows",
     "conflict",
+    "freeing",
     "judge",
     "prefix_end",
     "versions_of",
@@ -291,3 +296,17 @@ def clear_deleted_rows(catalog: Catalog) -> bool:
     of reach: returns True for these.
     """
     return catalog.clear_deleted_rows() if isinstance(catalog, Clearing) else True
+
+
+@runtime_checkable
+class FreeingCatalog(Protocol):
+    """A catalog with disk space in reserve."""
+
+    def freeing(self) -> AbstractContextManager[None]:
+        """While the block frees space, writes may use the reserve."""
+        ...
+
+
+def freeing(catalog: Catalog) -> AbstractContextManager[None]:
+    """Lets writes of a block that frees space use a catalog's reserve, if it has one."""
+    return catalog.freeing() if isinstance(catalog, FreeingCatalog) else contextlib.nullcontext()

@@ -2,7 +2,7 @@
 
 It uses write-ahead logging with ``synchronous=FULL``, so that an acknowledged write survives a
 power cut. Deleted rows are overwritten with zeros, and a sweep truncates the log, which has older
-pages. A full disk leaves space for commands that free space (``wrappers``). A catalog that
+pages. A full disk leaves space for commands that free space (``Reserve``). A catalog that
 cannot be written to can be read: with its log if another process has it open, otherwise as a file
 that must not change. A change is noticed, and the file opened again.
 
@@ -37,9 +37,8 @@ from tidelog.catalog.base import (
     conflict,
     judge,
 )
-from tidelog.catalog.sqlite_connections import Connections
+from tidelog.catalog.sqlite_connections import Connections, Reserve
 from tidelog.catalog.update import LostReplyError, Repeat, write_settled
-from tidelog.catalog.wrappers import Reserve
 from tidelog.concurrency import create_file, create_folder
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model import limits

@@ -23,9 +23,8 @@ from tidelog.backends import real_world
 from tidelog.cli.output import Output, counted, echo_aside, visible
 from tidelog.cli.terminal import Interruption
 from tidelog.errors import InvalidError, TidelogError
-from tidelog.model.pipeline import FileCounts, Manifest
+from tidelog.model.pipeline import FileCounts, Manifest, by_cause, joined_names, same_in
 from tidelog.pipeline.base import CycleReport
-from tidelog.pipeline.failures import by_cause, joined_names, same_in
 
 __all__ = [
     "DriverWatch",

@@ -136,7 +136,7 @@ class Silence:
         self._context = context
         self._seen: tuple[str, float] = ("", 0.0)  # the row's version, and since when
 
-    def is_over(self, mark: str, version: str) -> bool:
+    def is_owner_dead(self, mark: str, version: str) -> bool:
         """Returns whether the owner has certainly ended, or was silent for the time to live."""
         if self._context.processes.is_dead(mark):
             return True
@@ -209,7 +209,7 @@ class Ownership:
             if row is None:
                 return self._put(self._lease(1), None)
             lease = decode_row(row.value, HeldRow, self._what)
-            if lease.owner and not self._is_over(lease, row.version):
+            if lease.owner and not self._can_take(lease, row.version):
                 return False
             return self._put(self._lease(lease.epoch + 1), row.version)
 
@@ -289,8 +289,8 @@ class Ownership:
             self.epoch, self._version = lease.epoch, mine
         return mine is not None
 
-    def _is_over(self, lease: HeldRow, version: str) -> bool:
-        return lease.owner == self._id or self._silence.is_over(lease.mark, version)
+    def _can_take(self, lease: HeldRow, version: str) -> bool:
+        return lease.owner == self._id or self._silence.is_owner_dead(lease.mark, version)
 
 
 class Fence(Persisted, frozen=True):
@@ -398,7 +398,7 @@ class Membership:
                 return False
         return True
 
-    def _is_over(self, member_id: str, began_s: float) -> bool:
+    def _is_member_dead(self, member_id: str, began_s: float) -> bool:
         """Returns whether a member is dead; one that joined a moment ago is not."""
         row = self._context.catalog.get(self._members, layout.member_row(member_id))
         if row is None:

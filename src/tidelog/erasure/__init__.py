@@ -6,7 +6,7 @@ commands.
 
 ``delete`` deletes events of a topic, ``from_archives`` those that only archives hold.
 ``rewrite`` replaces files by ones without the events, ``matcher`` recognizes erased events in
-any column or line, ``proof_scope`` and ``archive_scope`` say what belongs to a topic or an archive,
-``proof_search`` searches it, and ``proof`` has the verdict. The steps of a whole erasure are in
-``maintenance.turn``.
+any column or line, ``redaction`` removes their ids from texts of the catalog. ``proof_scope`` and
+``archive_scope`` say what belongs to a topic or an archive, ``proof_search`` searches it, and
+``proof`` has the verdict. The steps of a whole erasure are in ``maintenance.turn``.
 """

@@ -25,8 +25,8 @@ from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites
 from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.erasure.from_archives import DELETE_AGAIN, TopicPlaces, erase_found, erase_trimmed
-from tidelog.erasure.matcher import redact_reasons
 from tidelog.erasure.proof_scope import TopicScope
+from tidelog.erasure.redaction import redact_reasons
 from tidelog.erasure.search import FileSearch, matcher_of, search_generation, search_strays
 from tidelog.journal.amend import Amender, AmendResult
 from tidelog.journal.lookup import Lookup, can_be_id, with_key

@@ -1,34 +1,18 @@
-"""Recognizes erased events in files and paths, and removes their ids from what the catalog shows.
+"""Recognizes erased events in files, texts and paths.
 
 A folder may be named by a field of the events in it, so the names in paths count too. In our own
 files and metadata a value must be equal to an id or key. Files of others may have one in a longer
 text, so these are searched for words.
-
-**Redaction** removes erased ids and keys from reasons and errors that the catalog shows to people.
-People write the reasons in audits, and audits stay. A record has hashes of ids and keys, but its
-reason is text, such as ``customer-7 asked for it``, and so is its author. A delete replaces its ids
-or its key in both, in all records of the topic and its archives, also in those of a delete that
-died. A process that is about to write the next state of a record keeps what was replaced. The
-home's audit has the reasons of seeks; an erasure with a proof replaces them there
-(``redact_seeks``).
-
-An id is quoted where it is a word of its own: ``order-17`` is not in ``order-170``, nor in
-``re-order-17``. An id with signs in it, such as an address of mail, only needs to have no letter or
-digit next to it. One with blanks counts wherever it is. A single sign counts between blanks, and
-blanks alone never: otherwise every comma would be a quote of ``,``.
-
-Failures of drivers may quote an event too. Their rows are only for display, so they are deleted.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -38,29 +22,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.archive.derived_archives import Origin
 from tidelog.archive.erased_events import Deletions, PartitionOffsets
 from tidelog.archive.read import read_rows
 from tidelog.codec.event_json import plain_rows
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.codec.formats.text_lines import is_text
-from tidelog.connectors.by_url import pipelines_of
-from tidelog.context import Context
-from tidelog.coordination.audit import (
-    Owner,
-    id_hash,
-    key_hash,
-    read_records,
-    read_seeks,
-    replace_action,
-    replace_texts,
-)
 from tidelog.errors import InvalidError
 from tidelog.log.ledger import ErasedIds
-from tidelog.model import layout
-from tidelog.model.archive import Archive
 from tidelog.model.decoding import is_deep_json
-from tidelog.pipeline.failures import read_failures, remove_failures
 
 __all__ = [
     "EventMatcher",
@@ -70,12 +39,6 @@ __all__ = [
     "is_plain_text",
     "names_of",
     "own_column",
-    "quoting_rows",
-    "quoting_seeks",
-    "redact_reasons",
-    "redact_seeks",
-    "redacted",
-    "remove_quotes",
     "rows_of",
     "time_ms_of",
 ]
@@ -92,7 +55,12 @@ _parse_json = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True)
 class EventMatcher:
-    """Ids and keys, and the places where events that had them were deleted."""
+    """Ids and keys, and the places where events that had them were deleted.
+
+    ``is_value_in`` and ``is_json_string_in`` look for an id or key as a whole value, as our own
+    files and metadata have it. ``is_quoted_in`` and ``is_word_in`` also find one inside of a longer
+    text, as files of others may have it.
+    """
 
     deletions: Deletions
     by_offset: bool = True  # whether events above all offsets that a delete found are newer
@@ -130,15 +98,15 @@ class EventMatcher:
         sought = (("id", self.deletions.by_id), ("key", self.deletions.by_key))
         return [name for name, wanted in sought if wanted and own_column(batch, name) is None]
 
-    def in_values(self, batch: pa.RecordBatch) -> int:
-        """Returns how many rows hold one of them in any column, at any depth, or in text there.
+    def count_quoting_rows(self, batch: pa.RecordBatch) -> int:
+        """Returns how many rows quote an id or key in any column (``is_quoted_in``).
 
         For files without our columns, such as files of others.
         """
         return sum(map(self.is_quoted_in, plain_rows(batch, lambda count, _: count)))
 
     def is_quoted_in(self, value: Any) -> bool:
-        """Returns whether a value of others is one of them, or has one in a text at any depth."""
+        """Returns whether a value is an id or key, or has one in a text, at any depth."""
         return any(map(self._is_quote, _leaves(value)))
 
     def _is_quote(self, value: Any) -> bool:
@@ -149,8 +117,8 @@ class EventMatcher:
         text = value.encode() if isinstance(value, str) else _plain(value)
         return self._is_one(value) or self._is_in_texts(text, short=False)
 
-    def is_in(self, value: Any) -> bool:
-        """Returns whether a value is one of them, or holds one at any depth, or in JSON there."""
+    def is_value_in(self, value: Any) -> bool:
+        """Returns whether a value is an id or key, or holds one at any depth, or in JSON there."""
         return any(map(self._is_one, _leaves(value)))
 
     def _is_one(self, value: Any) -> bool:
@@ -158,16 +126,18 @@ class EventMatcher:
             keys = self.deletions.by_key
             is_one = value in self.deletions.by_id or value.encode() in keys
             return is_one or self._is_json(value) or ("/" in value and self._is_in_path(value))
-        return isinstance(value, bytes) and (value in self.deletions.by_key or self.in_text(value))
+        return isinstance(value, bytes) and (
+            value in self.deletions.by_key or self.is_json_string_in(value)
+        )
 
     def _is_in_path(self, path: str) -> bool:
-        """Returns whether a path has a folder that is named by one of them."""
+        """Returns whether a path has a folder that is named by an id or key."""
         names = list(names_of(path))
         keys = self.deletions.by_key
         return any(name in self.deletions.by_id or name.encode() in keys for name in names)
 
     def _is_json(self, value: str) -> bool:
-        return '"' in value and self.in_text(value.encode())
+        return '"' in value and self.is_json_string_in(value.encode())
 
     def state(
         self, partition: int, offset: int, places: list[PartitionOffsets]
@@ -187,12 +157,12 @@ class EventMatcher:
         return "another" if all(each and offset > max(each) for each in gone) else "alive"
 
     def offsets(self, partition: int) -> set[int]:
-        """Returns where events that had one of them were deleted."""
+        """Returns where events that had one of the ids or keys were deleted."""
         every = [*self.deletions.by_id.values(), *self.deletions.by_key.values()]
         return set().union(*(each.get(partition, set()) for each in every))
 
-    def in_text(self, data: bytes) -> bool:
-        """Returns whether text, possibly compressed, holds one of them as JSON writes it."""
+    def is_json_string_in(self, data: bytes) -> bool:
+        """Returns whether text, possibly compressed, holds an id or key as JSON writes a string."""
         content = _plain(data)
         if not self._is_written(content):
             return False
@@ -202,8 +172,8 @@ class EventMatcher:
         lines = [_parse_json(line) for line in content.splitlines() if line]
         return any(self._is_written(msgspec.json.encode(list(line.values()))) for line in lines)
 
-    def in_any_text(self, data: bytes) -> bool:
-        """Returns the same or, for text that is not lines of events, whether it has one as a word.
+    def is_word_in(self, data: bytes) -> bool:
+        """Returns whether text holds an id or key as JSON writes it; if not of events, as a word.
 
         Escapes of JSON and of addresses are decoded, as often as texts are in texts. Ids of few
         characters are words of many JSON documents, so there they count only as JSON writes them.
@@ -211,11 +181,11 @@ class EventMatcher:
         """
         content = _plain(data)
         if is_event_lines(data):
-            return self.in_text(data)
+            return self.is_json_string_in(data)
         return self._is_in_texts(content, short=not _is_json(content))
 
     def _is_in_texts(self, text: bytes, *, short: bool) -> bool:
-        """Returns whether a text, or what its escapes mean, has one; ``short`` ones as words."""
+        """Returns whether a text, or what its escapes mean, has an id or key; short ones too."""
         patterns = [self._words[0], *([self._words[1]] if short else [])]
         return any(
             self._is_written(each) or any(words.search(each) for words in patterns if words)
@@ -227,7 +197,7 @@ class EventMatcher:
 
     @cached_property
     def _words(self) -> tuple[re.Pattern[bytes] | None, re.Pattern[bytes] | None]:
-        """Returns the patterns of those that are long, and of short ones; None if there is none.
+        """Returns the patterns of long ids and keys, and of short ones; None if there is none.
 
         A long one may have ``_`` next to it.
         """
@@ -242,14 +212,14 @@ class EventMatcher:
 
     @cached_property
     def _texts(self) -> list[str]:
-        """Returns all of them as texts; keys that are none in base64, as JSON has them."""
+        """Returns all ids and keys as texts; keys that are none in base64, as JSON has them."""
         keys = self.deletions.by_key
         texts = [*self.deletions.by_id, *(key.decode() for key in keys if is_text(key))]
         return texts + [base64.b64encode(key).decode() for key in keys if not is_text(key)]
 
     @cached_property
     def _json_forms(self) -> frozenset[bytes]:
-        """Returns all ways in which JSON may write one of them."""
+        """Returns all ways in which JSON may write an id or key."""
         texts = self._texts
         forms = {json.dumps(text, ensure_ascii=plain) for text in texts for plain in (True, False)}
         return frozenset(map(str.encode, forms)) | frozenset(map(msgspec.json.encode, texts))
@@ -392,144 +362,3 @@ def names_of(key: str) -> Iterator[str]:
     for part in key.split("/"):
         for name in {part, unquote(part)}:
             yield from {name, name.partition("=")[2], name.rpartition(".")[0]} - {""}
-
-
-_ERASED = "[erased]"
-_PLAIN = re.compile(r"[\w-]+(?:\.[\w-]+)*")  # an id that is a plain word
-_LETTERS = re.compile(r"[^\W_]+")  # and digits
-
-
-def quoting_rows(
-    context: Context, owners: Iterable[Owner], sought: Deletions
-) -> Iterator[tuple[Owner, str]]:
-    """Yields the places of records whose reasons or authors quote one of some ids and keys."""
-    words = _Words(sought)
-    for owner in owners:
-        for record, _ in read_records(context, owner):
-            if words.quoted(record.why) or words.quoted(record.who):
-                row = layout.audit_row(record.at_ms, record.id)
-                yield owner, f"{layout.audit_partition(owner.incarnation)} · {row}"
-
-
-def quoting_seeks(context: Context, sought: Deletions) -> Iterator[str]:
-    """Yields the places of records in the home's audit whose reasons quote one of them."""
-    words = _Words(sought)
-    for action, _ in read_seeks(context):
-        if words.quoted(action.why):
-            yield f"{layout.HOME_AUDIT} · {layout.audit_row(action.at_ms, action.id)}"
-
-
-def remove_quotes(
-    context: Context, archives: Iterable[Archive], erased: Iterable[tuple[Origin, int]]
-) -> None:
-    """Deletes failures of archives that quote erased events, or may, by source partition.
-
-    A row is only for display, and a driver that still fails writes another one.
-    """
-    offsets: dict[str, set[str]] = {}
-    for origin, offset in erased:
-        offsets.setdefault(origin.partition, {"any"}).add(str(offset))
-    for archive in archives if offsets else ():
-        for pipeline in pipelines_of(archive):
-            found = read_failures(context, pipeline).items()
-            quoting = [name for name, each in found if each.quotes in offsets.get(name, ["any"])]
-            remove_failures(context, pipeline, quoting)
-
-
-def redact_reasons(context: Context, owners: Iterable[Owner], sought: Deletions) -> None:
-    """Replaces some ids and keys in the texts of records. Safe to repeat."""
-    words = _Words(sought)
-    for owner in owners:
-        for record, _ in read_records(context, owner):
-            if words.quoted(record.why) or words.quoted(record.who):
-                replace_texts(context, owner, record, words.replaced)
-
-
-def redact_seeks(context: Context, sought: Deletions) -> None:
-    """Replaces some ids and keys in the reasons of seeks in the home's audit. Safe to repeat."""
-    words = _Words(sought)
-    for action, version in read_seeks(context):
-        if words.quoted(action.why):
-            replace_action(context, action.with_why(words.replaced(action.why)), version)
-
-
-def redacted(text: str, ids: Collection[str], keys: Collection[str]) -> str:
-    """Returns a text without the ids and keys that have one of these marks."""
-
-    def is_one(word: str) -> bool:
-        is_id = bool(ids) and id_hash(word) in ids
-        return is_id or (bool(keys) and key_hash(word.encode()) in keys)
-
-    def quoted(part: str) -> Iterator[str]:
-        return (each for each in set(_parts(part)) if each.strip() and is_one(each))
-
-    return _replaced(text, quoted)
-
-
-class _Words:
-    """Ids and keys that a text may quote."""
-
-    def __init__(self, sought: Deletions) -> None:
-        keys = (each.decode(errors="replace") for each in sought.by_key)
-        # By their first letters and digits, which a text that quotes one has as well.
-        self._words: dict[str, list[str]] = {}
-        self._spaced: list[str] = []
-        for word in filter(str.strip, {*sought.by_id, *keys}):
-            if len(word.split()) > 1:
-                self._spaced.append(word)
-            else:
-                self._words.setdefault(_first_letters(word), []).append(word)
-
-    def quoted(self, text: str) -> list[str]:
-        """Returns those that a text quotes, except in what was replaced before."""
-        return [word for part in text.split(_ERASED) for word in self._quoted(part)]
-
-    def replaced(self, text: str) -> str:
-        """Returns a text without them."""
-        return _replaced(text, self._quoted)
-
-    def _quoted(self, text: str) -> Iterator[str]:
-        if not text:
-            return
-        yield from (word for word in self._spaced if word in text)
-        for first in {"", *_LETTERS.findall(text)} & self._words.keys():
-            for word in self._words[first]:
-                if word in text and _quote_of(word).search(text):
-                    yield word
-
-
-def _first_letters(word: str) -> str:
-    found = _LETTERS.search(word)
-    return found[0] if found else ""
-
-
-def _replaced(text: str, quoted: Callable[[str], Iterable[str]]) -> str:
-    """Returns a text with a mark in place of what it quotes, the longest first."""
-    parts = text.split(_ERASED)
-    for word in sorted({word for part in parts for word in quoted(part)}, key=len, reverse=True):
-        parts = [left for part in parts for left in _quote_of(word).split(part)]
-    return _ERASED.join(parts)
-
-
-def _quote_of(word: str) -> re.Pattern[str]:
-    """Returns the pattern of a word where it is not a part of another one."""
-    if len(word.split()) > 1:
-        return re.compile(re.escape(word))
-    if _PLAIN.fullmatch(word):
-        return re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
-    if len(word) == 1 and word.isascii():
-        return re.compile(rf"(?<!\S){re.escape(word)}(?!\S)")
-    before = r"(?<![^\W_])" if _LETTERS.match(word[0]) else ""
-    after = r"(?![^\W_])" if _LETTERS.match(word[-1]) else ""
-    return re.compile(f"{before}{re.escape(word)}{after}")
-
-
-def _parts(text: str) -> Iterator[str]:
-    """Yields what a text may quote: from each beginning of a word or sign to each end of one."""
-
-    def is_inside(at: int) -> bool:
-        """Returns whether a place is between two letters or digits."""
-        return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()
-
-    places = [at for at in range(len(text) + 1) if not is_inside(at)]
-    return (text[start:end] for start, end in itertools.combinations(places, 2))

@@ -11,29 +11,46 @@ each snapshot, and manifests. Settings, counts and clocks are excluded: otherwis
 clean for a key such as ``1`` or an id such as ``append``. Searched are folder names in paths of
 data files, values of partitions, bounds of columns, properties that are not ours, and all unknown
 fields.
+
+**Manifests** list files by their names. A parser such as ``split:user`` names a folder by a field
+of the events in it. A folder with a file that still holds events has its name from these. A folder
+whose events were all erased is named by an erased event; so are the manifests that list its files,
+including those before the erasure. ``FileEntry.named`` says which parts of a folder's name are not
+times: the archive's parser does not, because a replay may have used another one.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 import msgspec
+import numpy as np
 
 from tidelog.archive.read import read_rows
 from tidelog.codec.formats.avro import AvroContainer
 from tidelog.codec.formats.batches import open_data
-from tidelog.erasure.matcher import folder_names
-from tidelog.model.archive import Success
+from tidelog.context import Context
+from tidelog.coordination.commits import load_manifest, read_commit_rows
+from tidelog.coordination.pipeline_rows import counting_files, read_partitions, replay_pipeline
+from tidelog.erasure.matcher import EventMatcher, folder_names
+from tidelog.errors import CorruptError, NotFoundError
+from tidelog.model.archive import Archive, Success
+from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.store.base import Store
 
 __all__ = [
     "DELTA",
     "ICEBERG",
+    "ManifestNames",
+    "erases",
     "event_values",
+    "files_named_by_events",
     "folder_values",
     "iceberg_values",
+    "is_named_by_events",
 ]
 
 _parse_json = msgspec.json.Decoder().decode
@@ -418,3 +435,89 @@ def _texts(value: Any) -> Iterator[Any]:
             yield value.decode()
         except UnicodeDecodeError:
             return
+
+
+_MANIFESTS = "pipelines/"
+
+
+class ManifestNames:
+    """Searches the names that manifests list."""
+
+    def __init__(self, context: Context, sought: EventMatcher) -> None:
+        self._context = context
+        self._sought = sought
+        self._living: dict[str, tuple[str, frozenset[str]]] = {}  # by pipeline: folder, living
+        self._needed: set[str] = set()
+
+    def note(self, archive: Archive, generation: int, living: Collection[str]) -> None:
+        """Notes a generation that was searched, and its folders with events."""
+        pipeline = archive.pipeline(generation)
+        for each in (pipeline, replay_pipeline(pipeline)):
+            self._living[each] = (f"{archive.folder(generation)}/", frozenset(living))
+            for partition in read_partitions(self._context, each):
+                for row in read_commit_rows(self._context, each, partition):
+                    self._needed.add(row.committed.manifest)
+
+    def is_needed(self, key: str) -> bool:
+        """Returns whether a commit names a manifest."""
+        return key in self._needed
+
+    def names_in(self, store: Store, key: str) -> bool | None:
+        """Returns whether a manifest lists a file in a folder named by an erased event.
+
+        None for an object that is not a manifest.
+        """
+        if not key.startswith(_MANIFESTS):
+            return None
+        try:
+            manifest = load_manifest(store, key)
+        except NotFoundError:
+            return False
+        except CorruptError:
+            return None
+        root, living = self._living.get(key.split("/")[1], ("", frozenset()))
+        return any(
+            self._sought.is_value_in(value)
+            for part in manifest.parts
+            for file in part.files
+            for value in folder_values(_folder(file.target, root), living)
+        )
+
+
+def is_named_by_events(folder: str, named: int, living: Collection[str]) -> bool:
+    """Returns whether a part of a folder's name is a value of events that were all erased.
+
+    ``named`` parts after the topic's are values of events, whichever parser set them. Each is such
+    a value if no folder with events has it and all parts before it.
+    """
+    parts = folder.split("/")
+    starts = ["/".join([*parts[: depth + 1], ""]) for depth in range(1, named + 1)]
+    return any(not any(f"{each}/".startswith(own) for each in living) for own in starts)
+
+
+def files_named_by_events(context: Context, archive: Archive) -> Iterator[str]:
+    """Yields empty files of an archive whose folders were named by events that were all erased."""
+    for generation in archive.in_state("live", "building", "kept"):
+        pipeline, root = archive.pipeline(generation), f"{archive.folder(generation)}/"
+        files = [
+            file
+            for partition in read_partitions(context, pipeline)
+            for _, file in counting_files(context, pipeline, partition)
+            if file.kind == "data"
+        ]
+        living = {_folder(file.target, root) for file in files if file.events}
+        for file in files:
+            is_empty = file.erased and not file.events
+            if is_empty and is_named_by_events(_folder(file.target, root), file.named, living):
+                yield file.target
+
+
+def _folder(target: str, root: str) -> str:
+    """Returns the folder of a file below its generation's; events name none of dead letters."""
+    return target.removeprefix(root).rpartition("/")[0] if target.startswith(root) else ""
+
+
+def erases(manifest: Manifest, file: FileEntry, offsets: Sequence[int]) -> bool:
+    """Returns whether some of these offsets were removed from a file."""
+    taken = np.intersect1d(np.array(manifest.erased, np.int64), np.array(offsets, np.int64))
+    return bool(((taken >= file.first_offset) & (taken <= file.last_offset)).any())

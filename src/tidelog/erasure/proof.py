@@ -18,7 +18,7 @@ import builtins
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
+from tidelog.clock import Clock, looks
 from tidelog.context import Context
 from tidelog.coordination.audit import (
     HASH_BYTES,
@@ -48,17 +49,16 @@ from tidelog.erasure.matcher import (
     is_event_lines,
     is_plain_text,
     names_of,
-    redacted,
     rows_of,
 )
 from tidelog.erasure.metadata_objects import event_values
-from tidelog.erasure.proof_places import places_of_files, stagings_of_others
-from tidelog.erasure.proof_scope import ProofScope
+from tidelog.erasure.proof_scope import ProofScope, places_of_files, stagings_of_others
+from tidelog.erasure.redaction import redacted
 from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, NotFoundError
 from tidelog.model.archive import Archive
 from tidelog.model.decoding import decode_json
 from tidelog.model.event import to_iso
-from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.base import ObjectInfo, Store, Upload
 
 __all__ = [
     "UNREADABLE",
@@ -68,6 +68,7 @@ __all__ = [
     "Trace",
     "check_proof_path",
     "is_recorded",
+    "lasting_uploads",
     "record_proof",
 ]
 
@@ -428,12 +429,12 @@ class ObjectSearch:
         """Returns how many of them an object holds; None or an error if it cannot be searched."""
         values = event_values(key, data, self._living, self._folders)
         if values is not None:
-            return sum(map(self._sought.is_in, values))
+            return sum(map(self._sought.is_value_in, values))
         if has_columns(data):
             return sum(self.in_rows(batch) for batch in rows_of(data))
         if not is_plain_text(data):
             return None
-        if self._sought.in_any_text(data):
+        if self._sought.is_word_in(data):
             return 1
         # A file of only values has no ids, so it shows neither whose they are nor which.
         return None if key.startswith(self._files) and not is_event_lines(data) else 0
@@ -441,7 +442,7 @@ class ObjectSearch:
     def in_rows(self, batch: pa.RecordBatch, *, later: bool = True) -> int:
         """Counts rows with one of the ids or keys; without our columns, in any column."""
         if self._sought.hidden(batch):
-            return self._sought.in_values(batch)
+            return self._sought.count_quoting_rows(batch)
         return len(self._sought.rows(batch, later=later))
 
     def get(self, store: Store, info: ObjectInfo, clean: Collection[str] = ()) -> bytes | None:
@@ -488,3 +489,29 @@ class ObjectSearch:
         trace = Trace(key, what, self._scope.remedy(do, archive), copy)
         if trace not in self.proof.traces:
             self.proof.traces.append(trace)
+
+
+WAIT_S = 10.0  # for running uploads
+_LOOK_S = 0.1
+
+
+def lasting_uploads(store: Store, clock: Clock) -> Iterator[Upload]:
+    """Yields uploads of dead processes, and those that do not end within ``WAIT_S``.
+
+    A running upload becomes an object, or its writer deletes it. So a proof lists uploads before
+    objects, and waits a little for those that may end: a finished one is then in a listing. A
+    process that has not begun its upload has the bytes only in memory, which no proof can see. The
+    protocols (``rewrite.is_under_way``) cover what it may write.
+    """
+    under_way: dict[tuple[str, int], Upload] = {}
+    for upload in store.uploads():
+        if upload.may_end:
+            under_way[upload.name, upload.began_ms] = upload
+        else:
+            yield upload
+    for _ in looks(clock, WAIT_S, _LOOK_S) if under_way else ():
+        names = {upload.name for upload in store.uploads()}
+        under_way = {key: each for key, each in under_way.items() if each.name in names}
+        if not under_way:
+            break
+    yield from under_way.values()

@@ -29,6 +29,7 @@ from tidelog.archive.derived_archives import (
     sources_of,
 )
 from tidelog.archive.erased_events import Deletions, knows_all, read_deletions
+from tidelog.connectors.by_url import StoreFolder, folders_of, pipelines_of
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.audit import Owner
@@ -51,23 +52,28 @@ from tidelog.erasure.topic_copies import (
     system_of,
 )
 from tidelog.log.topics import list_topics
+from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import Topic
 from tidelog.pipeline.registry import list_pipelines
+from tidelog.store.base import Store
 
 __all__ = [
     "DeletedTopicScope",
     "Generation",
     "ProofScope",
     "TopicScope",
+    "explained_places",
     "lost_archives",
     "origins_of_deleted",
     "outside_of_home",
     "outside_of_proof",
+    "places_of_files",
     "renamed_copies",
     "retimed_copies",
+    "stagings_of_others",
 ]
 
 
@@ -499,3 +505,35 @@ class DeletedTopicScope(TopicScope):
     def remedy(self, text: str, archive: str = "") -> str:
         """Returns what to do, with the name of the archive to erase from."""
         return text.replace("{delete}", self.erase_command(archive or "NAME"))
+
+
+def explained_places(scope: ProofScope, store: Store) -> tuple[str, ...]:
+    """Returns the prefixes of keys that belong to other topics, archives or pipelines."""
+    context = scope.context
+    at, own, topics = context.store.url, scope.archives(), scope.incarnations
+    found = [StoreFolder(at, layout.HOME_OBJECT), StoreFolder(at, layout.probe(""))]
+    others = (each for each in list_topics(context) if each.incarnation not in topics)
+    found += [StoreFolder(at, f"topics/{each.incarnation}/") for each in others]
+    for archive in list_archives(context):
+        if archive.name not in own:
+            folders = folders_of(context, archive)
+            found += [*folders["files"], *folders["manifests"]]
+    found += [
+        StoreFolder(at, layout.manifests(named.incarnation)) for named in list_pipelines(context)
+    ]
+    return tuple(folder.prefix for folder in found if folder.store == store.url)
+
+
+def places_of_files(scope: ProofScope) -> Iterator[str]:
+    """Yields the prefixes of files with values: staged, set aside, or of a generation."""
+    yield "staging/"
+    for archive in (*scope.archives().values(), *removed_archives(scope.context)):
+        yield layout.aside_folder(archive.root)
+        yield from (f"{archive.root}/g{number}/" for number in range(1, archive.newest + 1))
+
+
+def stagings_of_others(scope: ProofScope) -> list[str]:
+    """Returns the staging prefixes of archives that are made of something else."""
+    own = scope.archives()
+    others = [archive for archive in list_archives(scope.context) if archive.name not in own]
+    return [layout.staging_of(each) for archive in others for each in pipelines_of(archive)]

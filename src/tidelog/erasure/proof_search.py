@@ -48,28 +48,26 @@ from tidelog.erasure.matcher import (
     has_columns,
     names_of,
     own_column,
-    quoting_rows,
-    quoting_seeks,
     rows_of,
 )
-from tidelog.erasure.metadata_objects import event_values, folder_values
-from tidelog.erasure.proof import UNREADABLE, ObjectSearch, Proof
-from tidelog.erasure.proof_places import (
+from tidelog.erasure.metadata_objects import (
     ManifestNames,
     erases,
-    explained_places,
+    event_values,
+    folder_values,
     is_named_by_events,
-    lasting_uploads,
-    quoted_errors,
 )
+from tidelog.erasure.proof import UNREADABLE, ObjectSearch, Proof, lasting_uploads
 from tidelog.erasure.proof_scope import (
     DeletedTopicScope,
     ProofScope,
     TopicScope,
+    explained_places,
     outside_of_home,
     renamed_copies,
     retimed_copies,
 )
+from tidelog.erasure.redaction import quoted_errors, quoting_rows, quoting_seeks
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.search import clean_files, clean_objects, files_to_search
 from tidelog.erasure.topic_copies import copy_deletions
@@ -420,7 +418,7 @@ class _ProofSearch(ObjectSearch):
             why, do = remedies.why_loose(info.key), remedies.remedy_of(info.key)
             if event_values(info.key, data, ()) is None:
                 below, _, name = info.key.removeprefix(folder).rpartition("/")
-                is_named = any(map(self._sought.is_in, folder_values(below, self._living)))
+                is_named = any(map(self._sought.is_value_in, folder_values(below, self._living)))
                 if is_named or any(map(self._sought.is_quoted_in, names_of(name))):
                     self.add(info.key, f"has one of them in its name: {why}", do)
                 is_file = has_columns(data)
@@ -447,7 +445,7 @@ class _ProofSearch(ObjectSearch):
         A folder without any event left may have its name from an erased one.
         """
         for target, (folder, named) in files.items():
-            if any(map(self._sought.is_in, folder_values(folder, self._living))):
+            if any(map(self._sought.is_value_in, folder_values(folder, self._living))):
                 self.add(target, "has one of them in the name of its folder", remedies.REBUILD)
             elif is_named_by_events(folder, named, self._living):
                 what = "is empty, and its folder was named by a field of the events it had"

@@ -150,7 +150,7 @@ class StrayEvents:
                 self.values.append(info.key)
             elif info.key.startswith(layout.segments(topic.incarnation)):
                 self._add_segment(found, info, uses)
-            elif in_progress or _is_over(info.key, before, after):
+            elif in_progress or _is_compile_over(info.key, before, after):
                 journals.append(info)
         self._add_journals(found, journals)
         ours = {recovery_id(origin, partition) for origin, partition in found}
@@ -435,7 +435,7 @@ def _itself(key: str, data: bytes) -> JournalOrigin:
     return JournalOrigin(base, end + 1 - base, origin_of(key)[0], 0)
 
 
-def _is_over(key: str, before: Sequence[HeldRow], after: Sequence[HeldRow]) -> bool:
+def _is_compile_over(key: str, before: Sequence[HeldRow], after: Sequence[HeldRow]) -> bool:
     """Returns whether no compile works on a journal, or has since the objects were listed."""
     try:
         partition, epoch = layout.journal_place(key)

@@ -35,9 +35,9 @@ from tidelog.erasure.from_archives import (
     keep_deletions,
     settled_offsets,
 )
-from tidelog.erasure.matcher import redact_seeks
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased, prove_erased_from_archive
+from tidelog.erasure.redaction import redact_seeks
 from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archives
 from tidelog.errors import (
     CorruptError,

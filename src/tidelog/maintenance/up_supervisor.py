@@ -3,7 +3,7 @@
 A program that ends is started again after a wait that doubles from half a second to half a minute;
 one that has run for a while begins with short waits again. Its output is passed on line by line.
 Each program leads a process group, so that a signal for us alone does not reach it and what it
-started dies with it. That it dies with us is its own work (``cli/child_process.py``), for which
+started dies with it. That it dies with us is its own work (``tidelog.__main__``), for which
 programs must be started from the thread that lives longest. Stopping: every program gets SIGTERM,
 and SIGKILL, with its whole group, when the grace is over.
 

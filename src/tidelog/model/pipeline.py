@@ -35,10 +35,13 @@ __all__ = [
     "Progress",
     "SeenEnd",
     "Totals",
+    "by_cause",
     "check_pipeline_name",
     "joined_gaps",
+    "joined_names",
     "offsets_between",
     "read_manifest",
+    "same_in",
 ]
 
 
@@ -493,3 +496,40 @@ def check_pipeline_name(name: str) -> None:
             f"pipeline name `{name[:80]}`: give 1 to {limits.PIPELINE_NAME_MAX} letters, digits, "
             "`.`, `_` or `-`, beginning with a letter, a digit or `_`"
         )
+
+
+_NAMES_SHOWN = 5  # source partitions that have the same problem
+
+
+def by_cause(found: Iterable[tuple[str, str]]) -> list[tuple[str, str, list[str]]]:
+    """Joins problems of source partitions that differ only in their names and numbers.
+
+    Returns for each cause the first source partition that has it, its message (which need not begin
+    with the name), and the other source partitions.
+
+    >>> by_cause([("a/0", "3 events of a/0 are bad"), ("a/1", "17 events of a/1 are bad")])
+    [('a/0', '3 events of a/0 are bad', ['a/1'])]
+    """
+    causes: dict[str, tuple[str, str, list[str]]] = {}
+    for partition, message in found:
+        cause = re.sub("[0-9]+", "0", message.replace(partition, ""))
+        text = message.removeprefix(f"source partition `{partition}`: ")
+        first = causes.setdefault(cause, (partition, text, []))
+        if first[0] != partition:
+            first[2].append(partition)
+    return list(causes.values())
+
+
+def same_in(partitions: Sequence[str]) -> str:
+    """Returns the end of a message that holds for other source partitions too."""
+    if not partitions:
+        return ""
+    return f" (the same in {joined_names(partitions)})"
+
+
+def joined_names(names: Sequence[str]) -> str:
+    """``a/0``, ``a/0 and a/1``; of many only the first ones, and how many more there are."""
+    shown = [*names[:_NAMES_SHOWN]]
+    if more := len(names) - len(shown):
+        shown.append(f"{more} more")
+    return " and ".join(part for part in (", ".join(shown[:-1]), shown[-1]) if part)

@@ -6,6 +6,6 @@ checkpoints are not used. It must not import pyspark: Spark's workers are in ``s
 
 ``base`` has the values, the protocols and local workers. ``cycle`` has the steps and their crash
 table. ``driver`` runs cycles, ``pump_stream`` copies a source into a topic or to a handler,
-``ranges`` decides when a range is due and how it is cut, ``special_ranges`` has those that are not
-read in turn, and ``registry`` has named pipelines.
+``ranges`` decides when a range is due and how it is cut, ``lost_ranges`` sets aside those
+that a restored catalog lost, ``failures`` has gaps and losses, and ``registry`` named pipelines.
 """

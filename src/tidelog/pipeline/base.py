@@ -20,6 +20,7 @@ import pyarrow as pa
 from tidelog.catalog.base import Catalog
 from tidelog.clock import Clock, SystemClock
 from tidelog.concurrency import Pool
+from tidelog.connectors.archive.reader import CarriedRange, CarriedReader, CompletedReader
 from tidelog.connectors.sink import RecordRefusedError, Sink, Written
 from tidelog.connectors.source import (
     Chunk,
@@ -52,7 +53,6 @@ from tidelog.model.pipeline import (
     offsets_between,
 )
 from tidelog.model.topic import decode_row
-from tidelog.pipeline.special_ranges import CarriedRange, CarriedReader, CompletedReader
 
 __all__ = [
     "NO_ERASED_ROWS",
@@ -178,7 +178,7 @@ class Track:
     head_version: str
     intent: Intent | None = None
     intent_version: str = ""
-    late: Sequence[str] = ()  # manifests that a restored catalog may have lost
+    unchecked: Sequence[str] = ()  # manifests that a restored catalog may have lost
     reader: RangeReader | None = None  # of the current range
     erased: ErasedRows = NO_ERASED_ROWS  # that the current range must skip
 

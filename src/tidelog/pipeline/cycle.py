@@ -11,8 +11,7 @@ Each source partition goes through these steps. Every write expects its ``head``
                                                              live
    a file's new name is put there too, without a range     → crash: the next driver finds it too
 2. finish an existing ``intent``: with a manifest go to step 6, without one to step 4
-   before a range begins, files of ranges that a restored
-   catalog lost are set aside (``special_ranges``)
+   before a range, files of ranges that a restored catalog lost are set aside (``lost_ranges``)
 3. intend: put an ``intent`` with start, limit and cuts    → crash: the next driver does the range
 4. do: a task for each cut reads its part of the range and
    stages its files (``ranges``); it reads only the incarnation in the intent, which it
@@ -108,8 +107,10 @@ from tidelog.pipeline.failures import (
     is_topic_remade,
     lost_before,
     remade_bounds,
+    span_to_read,
     vanished_head,
 )
+from tidelog.pipeline.lost_ranges import NAMES_CHARS, SettingAside, manifests_since
 from tidelog.pipeline.ranges import (
     FindNext,
     RangeRounds,
@@ -122,7 +123,6 @@ from tidelog.pipeline.ranges import (
     plan_tasks,
     read_no_more,
 )
-from tidelog.pipeline.special_ranges import NAMES_CHARS, SettingAside, late_manifests, span_to_read
 from tidelog.store.base import put_same
 
 __all__ = ["CLAIM_RETRIES", "Cycle", "CycleReport", "LostError", "Track"]
@@ -183,7 +183,7 @@ class Cycle:
             new = Progress(begin.position, 0, 0, incarnation=incarnation, begin=begin, note=note)
             head = claimed_head(found, new, self._owner, self._tracks.get(partition))
             change = Put("head", encode_row(head), expect=ABSENT if row is None else row.version)
-            late = self._late(partition, 0 if found is None else found.looked)
+            unchecked = self._unchecked_manifests(partition, 0 if found is None else found.looked)
             write_id = self._context.ids.new()
             with contextlib.suppress(ConflictError, UnknownOutcomeError):
                 if row is None:
@@ -193,7 +193,7 @@ class Cycle:
                 self._pipeline.gate()
                 self._maybe_claimed.add(partition)
                 self._context.catalog.write(where, change, write_id=write_id)
-                track = Track(partition, where, head, write_id, late=late)
+                track = Track(partition, where, head, write_id, unchecked=unchecked)
                 self._tracks[partition] = track
                 self._stale.add(partition)  # until its intent is known too
                 self._maybe_claimed.discard(partition)
@@ -346,20 +346,20 @@ class Cycle:
                     self._fail(track, result.error, report)
         return shorter
 
-    def _late(self, partition: SourcePartition, epoch: int) -> Sequence[str]:
+    def _unchecked_manifests(self, partition: SourcePartition, epoch: int) -> Sequence[str]:
         """In step 1: returns manifests that a restored catalog may have lost, once each."""
         if partition in self._looked or not isinstance(self._pipeline.sink, AsideSink):
             return ()
-        return late_manifests(self._context, self._pipeline.id, partition.text, epoch)
+        return manifests_since(self._context, self._pipeline.id, partition.text, epoch)
 
     def _set_aside(self, track: Track, report: CycleReport) -> None:
-        """Before step 3: sets aside files of ranges that the catalog lost (``special_ranges``)."""
+        """Before step 3: sets aside files of ranges that the catalog lost (``lost_ranges``)."""
         sink, partition = self._pipeline.sink, track.partition.text
-        if track.late and isinstance(sink, AsideSink):
+        if track.unchecked and isinstance(sink, AsideSink):
             work = SettingAside(self._context, self._pipeline.id, partition, sink)
             decide, replays = partial(self._commit_aside, track), partial(self._beside, track)
-            report.aside += work.run(track.late, track.head, decide, replays)
-        track.late, epoch = (), track.head.epoch
+            report.aside += work.run(track.unchecked, track.head, decide, replays)
+        track.unchecked, epoch = (), track.head.epoch
         track.head = msgspec.structs.replace(track.head, looked=epoch)  # at the next write
         self._looked.add(track.partition)
 
@@ -370,7 +370,7 @@ class Cycle:
         track.head_version, track.head = self._write(track, change, *rows), head
 
     def _beside(self, track: Track) -> list[Aside]:
-        """Sets aside what replays of dead letters lost: steps a and b of ``special_ranges``."""
+        """Sets aside what replays of dead letters lost: steps a and b of ``lost_ranges``."""
         self._commit_aside(track, ())
         pipeline = replace(self._pipeline, id=replay_pipeline(self._pipeline.id))
         other, report = Cycle(self._context, pipeline, self._owner), CycleReport()

@@ -1,4 +1,4 @@
-"""Failures of a running pipeline: retry waits, rows that show them, and losses to accept.
+"""Failures of a running pipeline: retry waits, rows that show them, losses to accept, and gaps.
 
 A failing source partition does not stop the others: it is retried after waits that double from half
 a second to fifteen seconds. So is a source that cannot be reached at all.
@@ -27,14 +27,22 @@ the new one, also not of partitions that the old one did not have, or of which n
 before the first range of a partition, it is compared with others of its topic that were read
 (``is_topic_remade``). Sources give all partitions of a topic one incarnation. Files have one each:
 nothing is compared.
+
+**Late events** came into an archive after a reader of it had passed the gap they were in. A
+generation that is promoted may have events where the one before it had a gap, or was made of a
+folder without some files. A pump or a stream that has passed the gap goes back for them: the cycle
+plans a range inside of the gap, and its commit leaves the position where it is and removes that
+part of the gap. All else is as for any range, so each event comes once. It comes later than its
+neighbors.
+
+An archive keeps the gap instead: its files are ordered by offset. A backfill fills it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -60,12 +68,12 @@ from tidelog.model.pipeline import (
     GapReason,
     Manifest,
     Progress,
+    Totals,
     joined_gaps,
     offsets_between,
 )
 from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.base import ClaimedError, Track
-from tidelog.pipeline.special_ranges import late_head
 
 __all__ = [
     "REMADE_REMEDY",
@@ -74,7 +82,6 @@ __all__ = [
     "RemadeError",
     "TopicHeads",
     "begun_head",
-    "by_cause",
     "check_gaps",
     "close_failures",
     "committed_head",
@@ -82,14 +89,15 @@ __all__ = [
     "ended_head",
     "gaps_after",
     "is_topic_remade",
-    "joined_names",
+    "late_head",
+    "late_spans",
     "lost_before",
     "quoted_event",
     "read_failures",
     "remade_bounds",
     "remove_failures",
-    "same_in",
     "source_is_behind",
+    "span_to_read",
     "vanished_end",
     "vanished_head",
     "without_remade",
@@ -100,7 +108,10 @@ _WAIT_MAX_S = 15.0
 _MESSAGE_CHARS_MAX = 500
 _ROWS_AT_ONCE = 25
 _WHOLE = ""  # means the source as a whole
+_FILLED = ("upstream", "files")  # reasons of gaps that an archive may fill later
 _CLOSED = b"closed"  # content of the row ``failures`` of an archive that was ended
+
+_Offsets = tuple[int, int]
 
 
 @dataclass
@@ -402,6 +413,69 @@ def committed_head(head: Progress, manifest: Manifest, done: Commit, note: bytes
     )
 
 
+def span_to_read(head: Progress, held: Bounds) -> tuple[str, Bounds]:
+    """Returns where the next range begins, and bounds that end where it must end."""
+    for start, end in late_spans(head, held):
+        return str(start), replace(held, end=str(end))
+    return head.position, held
+
+
+def late_spans(head: Progress, held: Bounds) -> list[_Offsets]:
+    """Returns the offsets in gaps of a head that its source, an archive, has now."""
+    if offsets_between(held.first, held.end) is None:
+        return []
+    passed = [_span(gap) for gap in head.gaps if gap.reason in _FILLED and not gap.is_partial]
+    missing = [_span(gap) for gap in held.gaps if not gap.is_partial]
+    found: list[_Offsets] = []
+    for start, end in passed:
+        at, last = max(start, int(held.first)), min(end, int(held.end))
+        for first, after in sorted(missing):
+            if at < min(first, last):
+                found.append((at, min(first, last)))
+            at = max(at, after)
+        if at < last:
+            found.append((at, last))
+    return found
+
+
+def late_head(head: Progress, manifest: Manifest, totals: Totals) -> Progress:
+    """Returns the head after a range in one of its gaps; ``totals`` include the range."""
+    start, end = int(manifest.start), int(manifest.end)
+    gaps: list[Gap] = []
+    for gap in head.gaps:
+        whole = offsets_between(gap.start, gap.end)
+        if whole is None or gap.is_partial or not (int(gap.start) < end and start < int(gap.end)):
+            gaps.append(gap)
+            continue
+        for first, last in ((int(gap.start), start), (end, int(gap.end))):
+            if first < last:
+                gaps.append(Gap(str(first), str(last), gap.reason, last - first))
+    gaps += (gap for gap in manifest.lost if not gap.is_partial)
+    gaps = list(joined_gaps(tuple(gaps), tuple(gap for gap in manifest.lost if gap.is_partial)))
+    after = tuple(sorted(gaps, key=lambda gap: (int(gap.start), int(gap.end))))
+    before = head.totals
+    return msgspec.structs.replace(
+        head,
+        ordinal=manifest.ordinal + manifest.read,
+        gaps=after,
+        totals=msgspec.structs.replace(
+            totals,
+            skipped=sum(gap.offsets for gap in after),
+            lost=before.lost + _losses(after) - _losses(head.gaps),
+            event_ms=before.event_ms,
+            path_ms=before.path_ms,
+        ),
+    )
+
+
+def _losses(gaps: Iterable[Gap]) -> int:
+    return sum(gap.is_loss for gap in gaps)
+
+
+def _span(gap: Gap) -> _Offsets:
+    return int(gap.start), int(gap.end)
+
+
 def gaps_after(head: Progress, more: tuple[Gap, ...]) -> tuple[Gap, ...]:
     """Returns the gaps of a head after a range; a vanished file has come back by then."""
     return joined_gaps(_without_vanished(head.gaps), more)
@@ -517,40 +591,3 @@ def without_remade(
         if head is not None and head.totals.commits and not head.is_of(held.incarnation):
             remade.add(held.incarnation)
     return {each: held for each, held in bounds.items() if held.incarnation not in remade}
-
-
-_NAMES_SHOWN = 5  # source partitions that have the same problem
-
-
-def by_cause(found: Iterable[tuple[str, str]]) -> list[tuple[str, str, list[str]]]:
-    """Joins problems of source partitions that differ only in their names and numbers.
-
-    Returns for each cause the first source partition that has it, its message (which need not begin
-    with the name), and the other source partitions.
-
-    >>> by_cause([("a/0", "3 events of a/0 are bad"), ("a/1", "17 events of a/1 are bad")])
-    [('a/0', '3 events of a/0 are bad', ['a/1'])]
-    """
-    causes: dict[str, tuple[str, str, list[str]]] = {}
-    for partition, message in found:
-        cause = re.sub("[0-9]+", "0", message.replace(partition, ""))
-        text = message.removeprefix(f"source partition `{partition}`: ")
-        first = causes.setdefault(cause, (partition, text, []))
-        if first[0] != partition:
-            first[2].append(partition)
-    return list(causes.values())
-
-
-def same_in(partitions: Sequence[str]) -> str:
-    """Returns the end of a message that holds for other source partitions too."""
-    if not partitions:
-        return ""
-    return f" (the same in {joined_names(partitions)})"
-
-
-def joined_names(names: Sequence[str]) -> str:
-    """``a/0``, ``a/0 and a/1``; of many only the first ones, and how many more there are."""
-    shown = [*names[:_NAMES_SHOWN]]
-    if more := len(names) - len(shown):
-        shown.append(f"{more} more")
-    return " and ".join(part for part in (", ".join(shown[:-1]), shown[-1]) if part)

@@ -51,6 +51,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from tidelog.clock import Ids
+from tidelog.connectors.archive.reader import CarriedReader
 from tidelog.connectors.sink import (
     AsideSink,
     CopyingSink,
@@ -83,7 +84,6 @@ from tidelog.model.limits import RANGE_CUTS_MAX
 from tidelog.model.pipeline import FileEntry, Intent, Manifest, offsets_between
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import ParallelWorkers, Pipeline, Task, TaskOutcome, TaskOutput, Track
-from tidelog.pipeline.special_ranges import CarriedReader
 
 __all__ = [
     "FilePolicy",

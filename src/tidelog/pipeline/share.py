@@ -115,7 +115,7 @@ class DriverMembers(Membership):
             return True
         # Before the row is read: a slow read must not count as silence.
         began_s = self._context.clock.monotonic_s()
-        return owner not in self.living and self._is_over(owner, began_s)
+        return owner not in self.living and self._is_member_dead(owner, began_s)
 
     def owner_of(self, partition: SourcePartition) -> str:
         """Returns the owner of a source partition; empty if it is free or not begun."""

@@ -108,7 +108,7 @@ class NamedPlayback:
         if found.finished_ms:
             self.state, self._version = found, row.version
             return True
-        if found.owner and not self._is_over(found, row.version):
+        if found.owner and not self._can_take(found, row.version):
             return False
         taken = msgspec.structs.replace(
             found, owner=self._id, epoch=found.epoch + 1, mark=self._context.processes.mark()
@@ -214,8 +214,8 @@ class NamedPlayback:
             self.state, self._version = state, mine
         return mine is not None
 
-    def _is_over(self, state: PlaybackState, version: str) -> bool:
-        return state.owner == self._id or self._silence.is_over(state.mark, version)
+    def _can_take(self, state: PlaybackState, version: str) -> bool:
+        return state.owner == self._id or self._silence.is_owner_dead(state.mark, version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from tidelog.backends import Telemetry
-from tidelog.catalog.wrappers import CheckedCatalog
+from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.codec.event_batch import one_batch, table_of, with_position
 from tidelog.codec.event_json import batch_lines
 from tidelog.coordination.registry import close_home, is_closed_home, read_tokens

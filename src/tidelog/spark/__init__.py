@@ -4,8 +4,8 @@ This room promises that a read returns each event of its range once, and that a 
 row once under task retries and replayed micro-batches. The driver plans from the catalog and
 commits to it. Executors need only the store, so a home on SQLite works with remote executors.
 
-The class that Spark loads is here, with its batch reads. ``options`` parses its options, and
-``columns`` maps events to Spark's types and applies its filters. ``plan`` and ``stream`` read;
+The class that Spark loads is here, with its batch reads. ``options`` parses its options and
+filters, and ``columns`` maps events to Spark's types. ``plan`` and ``stream`` read;
 ``write`` writes and commits. ``session`` opens and replaces Spark sessions, ``failures`` words
 their errors. ``workers`` runs the tasks of pipelines, ``session`` those of maintenance, and
 ``playback`` those of playbacks. It must not know the command line.
@@ -40,22 +40,19 @@ from tidelog.log.topics import find_topic, read_head
 from tidelog.model.address import parse_address
 from tidelog.model.topic import Head, Topic
 from tidelog.settings import Settings, config_string
-from tidelog.spark.columns import (
-    EVERYTHING,
-    EventTimes,
-    PushedFilter,
-    arrow_schema,
-    push,
-    spark_schema,
-)
+from tidelog.spark.columns import arrow_schema, spark_schema
 from tidelog.spark.failures import keep_modules, note_path, one_line, worker_name
 from tidelog.spark.options import (
     BATCH_READ,
     BATCH_WRITE,
+    EVERYTHING,
     STREAM_READ,
     STREAM_WRITE,
+    EventTimes,
+    PushedFilter,
     ReadOptions,
     check_not_table,
+    push,
     read_columns,
     read_options,
     write_options,

@@ -47,9 +47,16 @@ from tidelog.log.topics import find_topic, list_topics, read_head
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Head, Run, Topic
 from tidelog.settings import Settings
-from tidelog.spark.columns import EVERYTHING, BatchPosition, EventTimes, PushedFilter, shown
+from tidelog.spark.columns import BatchPosition, to_spark
 from tidelog.spark.failures import keep_modules, one_line
-from tidelog.spark.options import Offsets, ReadOptions, is_pattern
+from tidelog.spark.options import (
+    EVERYTHING,
+    EventTimes,
+    Offsets,
+    PushedFilter,
+    ReadOptions,
+    is_pattern,
+)
 from tidelog.store import Store, open_store_here
 from tidelog.store.fetch import fetch_ahead
 
@@ -423,7 +430,7 @@ def _batches(store: Store, task: ReadTask, wanted: pa.Schema) -> Iterator[pa.Rec
             )
             cut = Cut(piece.start, piece.end, columns, pool, None if is_within else task.times.miss)
             for rows in _rows(store, task, piece, cut, data):
-                found = shown(rows, place, wanted)
+                found = to_spark(rows, place, wanted)
                 mask = task.pushed.mask(rows.batch)
                 if not is_within:
                     times = task.times.mask(rows.batch)

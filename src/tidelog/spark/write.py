@@ -96,7 +96,7 @@ from tidelog.model.topic import (
     unnamed_producer,
 )
 from tidelog.settings import Settings
-from tidelog.spark.columns import check_writable, stored
+from tidelog.spark.columns import check_writable, to_stored
 from tidelog.spark.failures import keep_modules, one_line
 from tidelog.spark.options import WriteOptions
 from tidelog.spark.plan import ExecutorContext, open_executor, open_shared, settings_of
@@ -536,7 +536,7 @@ def _collect_segments(
     """Yields as many rows as one segment holds, repeatedly."""
     collector = Collector()
     for batch in rows:
-        table = stored(batch, executor.clock.now_ms())
+        table = to_stored(batch, executor.clock.now_ms())
         check_events(table, staging.settings.event_bytes_max)
         places = _given_places(staging.topic, batch) if staging.use_partition else None
         yield from collector.add(table, places)

@@ -243,8 +243,8 @@ def test_a_slow_handler_sends_heartbeats(home: Home) -> None:
     fill(home, 1, partition=0)
     with home.consumer("t", "c") as slow:
         assert len(slow.poll()) == 1
-        beats = slow._membership._beats
-        until(lambda: slow._membership._beats > beats + 5)  # while nobody polls
+        beats = slow._leases._beats
+        until(lambda: slow._leases._beats > beats + 5)  # while nobody polls
         slow.commit()
 
 

@@ -17,15 +17,9 @@ from tidelog.catalog.memory import MemoryCatalog
 from tidelog.context import Context, LogSettings
 from tidelog.coordination.ownership import Member
 from tidelog.errors import FencedError, InvalidError, NotFoundError
-from tidelog.log.consumer.control import (
-    _Deletion,
-    check_consumer,
-    consumer_version,
-    delete_consumer,
-    move_cursor,
-    plan_move,
-)
+from tidelog.log.consumer.delete import _Deletion, consumer_version, delete_consumer
 from tidelog.log.consumer.leases import Leases, decode_registered, read_lease, read_lease_row
+from tidelog.log.consumer.seek import check_consumer, move_cursor, plan_move
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.status import consumer_names
 from tidelog.log.topics import create_topic

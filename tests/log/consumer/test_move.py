@@ -14,7 +14,7 @@ from tidelog import Event
 from tidelog.api.consumers import ConsumerHandle
 from tidelog.catalog.base import prefix_end
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.log.consumer.control import delete_consumer
+from tidelog.log.consumer.delete import delete_consumer
 from tidelog.log.consumer.leases import read_lease
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.status import consumer_names

@@ -44,7 +44,7 @@ def move_lease(home: Home, consumer: Consumer, to: int) -> None:
     """The consumer loses its lease; another member moves the cursor; the consumer has it again."""
     other = Leases(home.context, home.topic("t"), "c", "earliest")
     with consumer._lock:
-        member = consumer._membership
+        member = consumer._leases
         member.release(0)
         assert other.take(0, [])
         other.commit(0, to)
@@ -286,7 +286,7 @@ def test_error_met_under_a_lost_lease_is_not_raised_for_the_next_one(home: Home)
         lost = consumer._readers[partition]
         consumer._trouble = (RuntimeError("of the old lease"), lost)
         with consumer._lock:
-            member = consumer._membership
+            member = consumer._leases
             member.release(partition)
             assert member.take(partition, [member.id])
         assert consumer.poll(10)
@@ -324,11 +324,11 @@ def test_seek_to_the_known_cursor_of_a_lost_lease_is_fenced(home: Home) -> None:
         consumer.commit()
         other = Leases(home.context, home.topic("t"), "c", "earliest")
         with consumer._lock:
-            held = consumer._membership.held[0]
-            consumer._membership.release(0)
+            held = consumer._leases.held[0]
+            consumer._leases.release(0)
             assert other.take(0, [])
             other.commit(0, 15)
-            consumer._membership.held[0] = held  # as a member sees it that slept meanwhile
+            consumer._leases.held[0] = held  # as a member sees it that slept meanwhile
         consumer.seek(0, 10)
         with pytest.raises(FencedError):
             consumer.commit()

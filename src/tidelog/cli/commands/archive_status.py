@@ -18,9 +18,8 @@ from tidelog.home import Home
 from tidelog.model import defaults
 from tidelog.model.archive import Account, Archive
 from tidelog.model.event import to_iso
-from tidelog.model.pipeline import Aside, Gap, offsets_between
+from tidelog.model.pipeline import Aside, Gap, by_cause, offsets_between, same_in
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.failures import by_cause, same_in
 
 __all__ = ["account_values", "finalize", "register", "show_accounts", "status"]
 

@@ -37,7 +37,7 @@ from tidelog.cli.terminal import Interruption, ask_first, open_home, yes_option
 from tidelog.codec.event_json import event_lines
 from tidelog.errors import FailedError, InvalidError
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.control import CursorMove
+from tidelog.log.consumer.seek import CursorMove
 from tidelog.log.status import Lag
 from tidelog.model.event import Event
 

@@ -115,7 +115,7 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
         supervisor = UpSupervisor(home.context, view, grace_s)
         for name, arguments in _programs(given, port):
             where = () if home_text is None else ("--home", home_text)
-            child = (sys.executable, "-m", "tidelog.cli.child_process", str(os.getpid()))
+            child = (sys.executable, "-m", "tidelog", "--child-of", str(os.getpid()))
             supervisor.add(name, [*child, *where, *arguments, "--json"])
         supervisor.run(stop, for_s)
         if given["demo"]:
@@ -177,7 +177,7 @@ def _demo_home(home_text: str | None, output: Output, spark: list[str]) -> str:
                 )
             if "orders" in names:
                 return home_text
-    shown = [sys.executable, "-m", "tidelog.cli.child_process", str(os.getpid()), "demo"]
+    shown = [sys.executable, "-m", "tidelog", "--child-of", str(os.getpid()), "demo"]
     flags = ["--folder", str(folder), *spark, *(["--json"] if output.as_json else [])]
     if subprocess.run([*shown, *flags], check=False).returncode != 0:  # noqa: S603 - our own
         raise FailedError("up: --demo: the demo did not finish: its message is above")

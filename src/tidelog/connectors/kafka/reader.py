@@ -26,7 +26,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from tidelog.clock import Clock
 from tidelog.codec.event_batch import EVENT_SCHEMA, STORED_SCHEMA, with_position
 from tidelog.connectors.kafka.client import ClientWatch, is_lasting, translated
-from tidelog.connectors.kafka.records import RecordConsumer, time_from_kafka
+from tidelog.connectors.kafka.records import RecordConsumer, headers_with_time
 from tidelog.connectors.source import Chunk, SourcePartition
 from tidelog.errors import InternalError, NotFoundError, UnavailableError
 from tidelog.model import limits
@@ -314,7 +314,7 @@ def _event_times(times: Any, headers: list[Any]) -> Any:
     """Returns valid event times. Any other time becomes 0, and a header keeps it."""
     odd = (times < 0) | (times >= limits.TIMESTAMP_MS_END)
     for row in np.flatnonzero(odd).tolist():
-        headers[row] = time_from_kafka(int(times[row]), headers[row] or [])
+        headers[row] = headers_with_time(int(times[row]), headers[row] or [])
     times[odd] = 0
     return times
 

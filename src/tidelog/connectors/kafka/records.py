@@ -40,12 +40,12 @@ __all__ = [
     "NO_TIME",
     "Record",
     "RecordConsumer",
+    "headers_with_time",
     "is_event_time",
     "kafka_headers",
     "raw_header_name",
     "text_header_name",
     "text_headers",
-    "time_from_kafka",
     "time_to_kafka",
 ]
 
@@ -378,7 +378,7 @@ def is_event_time(time_ms: int) -> bool:
     return 0 <= time_ms < limits.TIMESTAMP_MS_END
 
 
-def time_from_kafka(time_ms: int, headers: Headers) -> Headers:
+def headers_with_time(time_ms: int, headers: Headers) -> Headers:
     """Returns the headers of an event whose time becomes 0 because it is not a valid one."""
     if time_ms == NO_TIME and headers and headers[-1] == _ZERO:
         return headers[:-1]

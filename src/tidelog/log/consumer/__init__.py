@@ -2,5 +2,5 @@
 
 ``leases`` divides the partitions, fences members that lost one, and reads one partition under one
 lease, ``consumer`` polls and commits, ``handler`` runs a function over the events with retries,
-``control`` moves cursors from outside and deletes consumers.
+``seek`` moves cursors from outside, ``delete`` deletes consumers.
 """

@@ -74,7 +74,7 @@ class Consumer:
         self._topic = topic
         self._pool = pool
         self._append = append
-        self._membership = Leases(context, topic, name, start)
+        self._leases = Leases(context, topic, name, start)
         self._readers: dict[int, LeaseReader] = {}
         self._next = 0  # the partition to read first in the next poll
         self._excess = 0  # how many leases to release
@@ -191,7 +191,7 @@ class Consumer:
         [0]
         """
         with self._lock:
-            return sorted(self._membership.held)
+            return sorted(self._leases.held)
 
     def uncommitted(self) -> bool:
         """Returns whether something was delivered since the last commit.
@@ -324,19 +324,19 @@ class Consumer:
                     if handler is not None:
                         handler(event)
                     with unknown_if_sent():
-                        self._membership.commit(partition, (event.offset or 0) + 1, reader.epoch)
+                        self._leases.commit(partition, (event.offset or 0) + 1, reader.epoch)
                     sent.any = True
                     read += 1
-            held = self._membership.held.get(partition)
+            held = self._leases.held.get(partition)
             if held and held.lease.cursor != reader.position:
                 with unknown_if_sent():  # over erased events
-                    self._membership.commit(partition, reader.position, reader.epoch)
+                    self._leases.commit(partition, reader.position, reader.epoch)
         finally:
             self._readers.pop(partition, None)
-            held = self._membership.held.get(partition)
+            held = self._leases.held.get(partition)
             cursor = held.lease.cursor if held else -1
             if held:
-                self._membership.release(partition)
+                self._leases.release(partition)
         head, _ = read_head(self.context, self._topic, partition)
         return {"events_read": read, "done": cursor >= head.next, "busy": False}
 
@@ -352,7 +352,7 @@ class Consumer:
             self._keeper.join()
             self._keeper = None
             with self._lock, contextlib.suppress(UnavailableError):
-                self._membership.leave()
+                self._leases.leave()
                 self._readers.clear()
         self.context.wakeups.forget(self._topic.incarnation, self._wake)
 
@@ -470,7 +470,7 @@ class Consumer:
         Drops a lease reader of an earlier epoch: reading resumes at the lease's cursor. Raises
         ``FencedError`` if a seek is dropped with it.
         """
-        held = self._membership.held.get(partition)
+        held = self._leases.held.get(partition)
         if held is None:
             return None
         reader = self._readers.get(partition)
@@ -498,12 +498,12 @@ class Consumer:
 
     def _is_current(self, partition: int, reader: LeaseReader) -> bool:
         """Returns whether we still hold the lease under which a lease reader reads."""
-        held = self._membership.held.get(partition)
+        held = self._leases.held.get(partition)
         return held is not None and held.lease.epoch == reader.epoch
 
     def _is_ahead(self, partition: int) -> bool:
         """Returns whether events that were read under our current lease wait for a commit."""
-        held = self._membership.held.get(partition)
+        held = self._leases.held.get(partition)
         reader = self._readers.get(partition)
         if held is None or reader is None or held.lease.epoch != reader.epoch:
             return False
@@ -514,7 +514,7 @@ class Consumer:
 
         Raises ``FencedError`` if the lease is another one.
         """
-        held = self._membership.held.get(partition)
+        held = self._leases.held.get(partition)
         if held is not None and held.lease.epoch == reader.epoch:
             cursor = held.lease.cursor
             if reader.done < cursor and not reader.moved:
@@ -522,7 +522,7 @@ class Consumer:
             if reader.done == cursor and held.is_known and not reader.moved:
                 reader.committed()  # a seek is stored anyway: the lease may be another's by now
                 return False
-        self._membership.commit(partition, reader.done, reader.epoch, back=reader.moved)
+        self._leases.commit(partition, reader.done, reader.epoch, back=reader.moved)
         reader.committed()
         return True
 
@@ -533,7 +533,7 @@ class Consumer:
         while True:
             is_last = clock.monotonic_s() >= end_s  # before the look, so that a stall costs no look
             with self._lock:
-                if self._membership.take_once(partition):
+                if self._leases.take_once(partition):
                     return True
             if is_last:
                 return False
@@ -545,9 +545,9 @@ class Consumer:
             with self._lock:
                 if self._excess <= 0:
                     return
-                if partition in self._membership.held and not self._is_ahead(partition):
+                if partition in self._leases.held and not self._is_ahead(partition):
                     self._readers.pop(partition, None)
-                    self._membership.release(partition)
+                    self._leases.release(partition)
                     self._excess -= 1
 
     def _ensure_joined(self) -> None:
@@ -557,7 +557,7 @@ class Consumer:
         if self._keeper is None:
             self._polled_s = self.context.clock.monotonic_s()
             with self._lock:
-                self._membership.join()
+                self._leases.join()
                 self._look_around()
             self.context.wakeups.wait_on(self._topic.incarnation, self._wake)
             self._keeper = threading.Thread(target=self._keep, daemon=True)
@@ -574,8 +574,8 @@ class Consumer:
             try:
                 with self._lock:
                     if now_s - beaten_s >= beat_s:
-                        self._membership.beat()
-                        self._membership.check_held()
+                        self._leases.beat()
+                        self._leases.check_held()
                         beaten_s = now_s
                     if self._look_around():
                         self._wake.set()
@@ -586,14 +586,14 @@ class Consumer:
 
     def _look_s(self) -> float:
         """Returns the wait until the next look around: shorter while members change."""
-        held, share = len(self._membership.held), self._membership.fair_share(self._living)
+        held, share = len(self._leases.held), self._leases.fair_share(self._living)
         return _LOOK_SETTLED_S if self._is_settled and held == share else _LOOK_S
 
     def _look_around(self) -> bool:
         """Takes the leases that we should have; returns whether something is new."""
-        living = self._membership.alive()
+        living = self._leases.alive()
         self._is_settled = living == self._living
         self._living = living
-        taken = self._membership.take_some(living)
-        self._excess = len(self._membership.held) - self._membership.fair_share(living)
+        taken = self._leases.take_some(living)
+        self._excess = len(self._leases.held) - self._leases.fair_share(living)
         return bool(taken)

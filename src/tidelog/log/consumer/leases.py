@@ -123,7 +123,9 @@ class Leases(Membership):
         self._topic = topic
         self._name = name
         self._start = start
-        self._leases: dict[int, tuple[str, float]] = {}  # the same for leases of one-shot readers
+        self._once_leases: dict[
+            int, tuple[str, float]
+        ] = {}  # of one-shot owners: version, since when
 
     def beat(self) -> None:
         """Sends a heartbeat; joins again after a delete. Raises ``NotFoundError`` during one."""
@@ -163,8 +165,8 @@ class Leases(Membership):
     def take_once(self, partition: int) -> bool:
         """Takes a lease for a short while, without being a member; returns whether it did.
 
-        A silent owner loses its lease once this object has seen it unchanged for 1.5 times the time
-        to live: call again, or keep the object.
+        A silent owner loses its lease once this object has seen it unchanged for
+        ``dead_after_s``: call again, or keep the object.
         """
         return self._take(
             partition, Lease(self.id, 1, 0, once=True, mark=self._context.processes.mark()), []
@@ -285,7 +287,7 @@ class Leases(Membership):
         if found is None or found[0].deleted:
             # Read the lease before the consumer's row: a delete that starts after we read that row
             # writes the lease, and then this take fails.
-            self._leases.pop(partition, None)
+            self._once_leases.pop(partition, None)
             self._register()
             cursor = resolve_start(self._context, self._topic, partition, self._start)
             epoch, version = (1, None) if found is None else (found[0].epoch + 1, found[1])
@@ -298,10 +300,10 @@ class Leases(Membership):
             if lease.owner in living:
                 return False
             if lease.once:
-                is_over = self._once_is_over(partition, lease, version, began_s)
+                is_dead = self._is_once_owner_dead(partition, lease, version, began_s)
             else:
-                is_over = self._is_over(lease.owner, began_s)
-            if not is_over:
+                is_dead = self._is_member_dead(lease.owner, began_s)
+            if not is_dead:
                 return False
         mine = msgspec.structs.replace(wanted, epoch=lease.epoch + 1, cursor=lease.cursor)
         return self._took(partition, mine, version)
@@ -313,15 +315,15 @@ class Leases(Membership):
         except UnknownOutcomeError:
             return False
 
-    def _once_is_over(self, partition: int, lease: Lease, version: str, began_s: float) -> bool:
-        """Returns whether a one-shot owner has ended, or kept its lease unchanged for 1.5 times to
-        live.
-        """
+    def _is_once_owner_dead(
+        self, partition: int, lease: Lease, version: str, began_s: float
+    ) -> bool:
+        """Returns whether a one-shot owner has ended, or was silent for ``dead_after_s``."""
         if self._context.processes.is_dead(lease.mark):
             return True
-        known, since_s = self._leases.get(partition, ("", 0.0))
+        known, since_s = self._once_leases.get(partition, ("", 0.0))
         if known != version:
-            self._leases[partition] = (version, self._context.clock.monotonic_s())
+            self._once_leases[partition] = (version, self._context.clock.monotonic_s())
             return False
         return began_s - since_s > self._context.log_settings.dead_after_s
 

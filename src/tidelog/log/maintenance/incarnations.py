@@ -29,7 +29,7 @@ from itertools import count
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Catalog, Change, Put, Row, prefix_end
-from tidelog.catalog.wrappers import CheckedCatalog
+from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.codec.segment import read_known
 from tidelog.context import Context
 from tidelog.coordination.registry import add_name

@@ -149,7 +149,7 @@ from tidelog.log.maintenance.unused_objects import (
     read_unused,
     remove_unused,
 )
-from tidelog.log.producer.append_plan import is_over, list_witnesses
+from tidelog.log.producer.append_plan import is_witness_obsolete, list_witnesses
 from tidelog.log.topics import find_topic, list_topics, raise_epoch, raise_head
 from tidelog.model import layout, limits
 from tidelog.model.topic import Head, Topic, decode_row, encode_row
@@ -323,11 +323,15 @@ def _sweep_topic(context: Context, name: str, age: _Age, tally: _Tally, accept: 
     gone = _delete_old(context, garbage, age, tally)
     for partition, found in enumerate(references):
         over = [
-            row for row in found.unused if all(_is_over(key, topic, epochs) for key in row.objects)
+            row
+            for row in found.unused
+            if all(_can_never_be_named(key, topic, epochs) for key in row.objects)
         ]
         remove_unused(context, (topic, partition), over, listed.keys - gone, gone)
     origins = {origin_of(key)[0] for key in listed.keys - gone}
-    _delete_old(context, [each for each in witnesses if is_over(each, origins)], age, tally)
+    _delete_old(
+        context, [each for each in witnesses if is_witness_obsolete(each, origins)], age, tally
+    )
     _delete_old(context, left_by_sinks(context, topic, age.now_ms, age.grace_ms), age, tally)
     tally.objects_doubted += len(doubted)
     until_ms, marked_ms = min(age.now_ms, newest_ms), max(age.latest_ms, newest_ms)
@@ -421,7 +425,7 @@ def _look_at(
 ) -> Losses:
     """Returns what strays show that can no longer be committed, and journals of any epoch."""
     journals = layout.journals(topic.incarnation)
-    over = {info.key for info in strays if _is_over(info.key, topic, epochs)}
+    over = {info.key for info in strays if _can_never_be_named(info.key, topic, epochs)}
     asked = [info for info in strays if info.key in over or info.key.startswith(journals)]
     losses = find_losses(context, topic, asked, accepted_until_ms(context, topic))
     return Losses(losses.proofs, [info for info in losses.doubts if info.key in over])
@@ -442,13 +446,13 @@ def _garbage(
         uses.add(partition, found.objects)
         uses.add_rows(partition, read_unused(context, topic, partition))
     for info in listed.unneeded:
-        if info.key in needed or not _is_over(info.key, topic, epochs):
+        if info.key in needed or not _can_never_be_named(info.key, topic, epochs):
             continue
         if info.key in lost or uses.is_settled(info.key):
             yield info
 
 
-def _is_over(key: str, topic: Topic, epochs: Sequence[int]) -> bool:
+def _can_never_be_named(key: str, topic: Topic, epochs: Sequence[int]) -> bool:
     """Returns whether no row can ever name an object again; False for a name that is not ours."""
     if key.startswith(layout.journals(topic.incarnation)):
         return _is_below(key, epochs)

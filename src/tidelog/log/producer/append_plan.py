@@ -81,7 +81,7 @@ __all__ = [
     "claim_copy",
     "event_mark",
     "is_claimed",
-    "is_over",
+    "is_witness_obsolete",
     "list_witnesses",
     "lost_partition",
     "plan_append",
@@ -364,11 +364,11 @@ def lost_partition(context: Context, topic: Topic, stray: ObjectInfo) -> int | N
 
 
 def list_witnesses(context: Context, topic: Topic) -> list[ObjectInfo]:
-    """Returns all witnesses of a topic. List them before its segments, see :func:`is_over`."""
+    """Returns all witnesses of a topic. List them before its segments (``is_witness_obsolete``)."""
     return list(context.store.list(layout.witnesses(topic.incarnation)))
 
 
-def is_over(info: ObjectInfo, origins: Collection[str]) -> bool:
+def is_witness_obsolete(info: ObjectInfo, origins: Collection[str]) -> bool:
     """Returns whether no copy of its segment is left; False for a name that is not ours."""
     try:
         return layout.witness_origin(info.key) not in origins

@@ -19,7 +19,7 @@ import msgspec
 from tidelog.api.consumers import ConsumerHandle
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
-from tidelog.log.consumer.control import CursorMove
+from tidelog.log.consumer.seek import CursorMove
 from tidelog.log.timeline import Timelines
 from tidelog.model.event import to_iso
 from tidelog.model.playback import Pin

@@ -193,7 +193,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_over() or self.transport.is_closing():
+        if self._is_refusing() or self.transport.is_closing():
             return
         if len(data) <= _SLICE and not self._waiting and not self.pipeline:
             self._parse(data)
@@ -213,13 +213,13 @@ class Connection(HttpToolsProtocol):
 
     def _parse_waiting(self) -> None:
         """Parses what waits, until a request has to wait for the one before it."""
-        while self._waiting and not (self.pipeline or self._is_over()):
+        while self._waiting and not (self.pipeline or self._is_refusing()):
             if self.transport.is_closing():
                 break
             size = max(_SLICE, self._body_left())
             data, self._waiting = bytes(self._waiting[:size]), self._waiting[size:]
             self._parse(data)
-        if self._is_over() or self.transport.is_closing():
+        if self._is_refusing() or self.transport.is_closing():
             self._waiting = memoryview(b"")
             return
         self.flow.is_held = bool(self._waiting)
@@ -241,7 +241,7 @@ class Connection(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._is_over():
+        if self._is_refusing():
             return
         is_framing = in_body and not self._in_head and self._body_bytes == before
         self._framing_bytes = self._framing_bytes + len(data) if is_framing else 0
@@ -275,7 +275,7 @@ class Connection(HttpToolsProtocol):
         self._is_ending = True
         return True
 
-    def _is_over(self) -> bool:
+    def _is_refusing(self) -> bool:
         """Returns whether nothing that comes now is read: a request was refused, or will be."""
         return self._refused or self._late is not None
 
@@ -320,12 +320,12 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
 
     def on_body(self, body: bytes) -> None:
-        if not self._is_over():  # else it has no request of its own
+        if not self._is_refusing():  # else it has no request of its own
             self._body_bytes += len(body)
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._is_over():
+        if self._is_refusing():
             return
         self._complete = self._in_head = True
         self._relax()

@@ -48,7 +48,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidelog.catalog.wrappers import CheckedCatalog
+from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.clock import Clock
 from tidelog.context import Context
 from tidelog.coordination.audit import record_action

@@ -1,19 +1,4 @@
-"""Ranges that are not read from the source in turn: carried from files, late, or lost.
-
-**Carried ranges** come from another generation's files, completely or in part. A carried range is
-read from the files alone. A completed one is read from the source, and the files add the events
-that the source no longer has.
-
-**Late events** came into an archive after a reader of it had passed the gap they were in. A
-generation that is promoted may have events where the one before it had a gap, or was made of a
-folder without some files. A pump or a stream that has passed the gap goes back for them: the cycle
-plans a range inside of the gap, and its commit leaves the position where it is and removes that
-part of the gap. All else is as for any range, so each event comes once. It comes later than its
-neighbors.
-
-An archive keeps the gap instead: its files are ordered by offset. A backfill fills it.
-
-**Lost ranges** are missing in the catalog. They are set aside, so that no event counts twice.
+"""Ranges that are missing in the catalog: they are set aside, so that no event counts twice.
 
 A catalog restored from a backup is older than its store. Ranges committed in between have published
 their files, but no row names them. The pipeline will do them again: with other limits and other
@@ -70,28 +55,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
-import msgspec
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-
 from tidelog.catalog.base import ABSENT, Put, Row
-from tidelog.codec.event_batch import one_batch
-from tidelog.connectors.merge import within
 from tidelog.connectors.sink import AsideSink
-from tidelog.connectors.source import (
-    Bounds,
-    ChangingReader,
-    Chunk,
-    CountedRange,
-    DividingReader,
-    RangeReader,
-    SourceRange,
-)
 from tidelog.context import Context
 from tidelog.coordination.commits import load_manifest, read_commit_rows, read_manifests
 from tidelog.coordination.pipeline_rows import (
@@ -102,260 +70,26 @@ from tidelog.coordination.pipeline_rows import (
 )
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.model import layout, limits
-from tidelog.model.pipeline import (
-    Aside,
-    FileEntry,
-    Gap,
-    Manifest,
-    Progress,
-    Totals,
-    joined_gaps,
-    offsets_between,
-)
+from tidelog.model.pipeline import Aside, FileEntry, Manifest, Progress
 from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.date_folders import DateFolders, Span, reopen
 
 __all__ = [
     "NAMES_CHARS",
-    "CarriedRange",
-    "CarriedReader",
-    "CompletedReader",
     "ForgottenRange",
     "SettingAside",
     "committed_manifests",
     "decisions",
     "forgotten_files",
-    "late_head",
-    "late_manifests",
-    "late_spans",
+    "manifests_since",
     "read_aside",
-    "span_to_read",
 ]
 
 NAMES_CHARS = 16  # of an id, in a head's ``names``: enough to be unique
-
-
-@dataclass(frozen=True, slots=True)
-class CarriedRange:
-    """What a pipeline must know about a range from another generation's files."""
-
-    generation: int
-    as_is: bool  # the files hold the output of a transform, so no other transform runs
-    counted: CountedRange | None = None  # of ranges whose events the pipeline numbers itself
-    note: bytes = b""  # identifies the source partition, for a source that tracks
-    files: tuple[FileEntry, ...] = ()  # to copy beside what is read; `staged` is where they are
-
-
-@dataclass(frozen=True, slots=True)
-class CarriedReader:
-    """Reads a range from another generation's files; pickles."""
-
-    reader: RangeReader
-    carried: CarriedRange
-
-    @property
-    def range(self) -> SourceRange:
-        return self.reader.range
-
-    @property
-    def is_changing(self) -> bool:
-        return isinstance(self.reader, ChangingReader) and self.reader.is_changing
-
-    def read(self) -> Iterator[Chunk]:
-        return self.reader.read()
-
-    def part(self, start: str, limit: str) -> CarriedReader | None:
-        """Implements ``DividingReader.part``, if events keep their offsets."""
-        if self.carried.counted is not None or not isinstance(self.reader, DividingReader):
-            return None
-        part = self.reader.part(start, limit)
-        return None if part is None else replace(self, reader=part)
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedReader:
-    """Reads a range of a source, and from files the events that the source no longer has.
-
-    Kafka's compaction deletes records inside the range that a partition still holds. A backup may
-    be a copy without dead letters, or without some files. The live generation may have these
-    events in its files. So a generation that is being built reads both, in offset order. For an
-    offset in both, the source's event counts, and the files are opened at the first offset that the
-    source lacks. If the source is a copy that may be older than updates of the files, their event
-    counts.
-    """
-
-    reader: RangeReader
-    files: RangeReader  # of a part of the range
-    generation: int  # of the files
-    is_copy: bool = False  # what ``reader`` reads may be older than the files
-
-    @property
-    def range(self) -> SourceRange:
-        return self.reader.range
-
-    @property
-    def is_changing(self) -> bool:
-        return any(
-            isinstance(each, ChangingReader) and each.is_changing
-            for each in (self.reader, self.files)
-        )
-
-    def part(self, start: str, limit: str) -> RangeReader | None:
-        """Implements ``DividingReader.part``, if both of its readers do."""
-        if not (isinstance(self.reader, DividingReader) and isinstance(self.files, DividingReader)):
-            return None
-        reader, whole = self.reader.part(start, limit), self.files.range
-        first, last = max(int(start), int(whole.start)), min(int(limit), int(whole.limit))
-        if reader is None or first >= last:
-            return reader  # the files have nothing of this part
-        files = self.files.part(str(first), str(last))
-        return None if files is None else replace(self, reader=reader, files=files)
-
-    def read(self) -> Iterator[Chunk]:
-        """Yields the chunks of the source, with the missing events in between."""
-        rows, at = _FileRows(self.files), int(self.range.start)
-        for chunk in self.reader.read():
-            end = int(chunk.position)
-            if self.is_copy or chunk.batch.num_rows < end - at:
-                yield from _fill_chunk(chunk, rows, at, end, self.is_copy)
-            else:
-                yield chunk
-            at = max(at, end)
-
-
-def _fill_chunk(
-    chunk: Chunk, rows: _FileRows, start: int, end: int, files_count: bool
-) -> Iterator[Chunk]:
-    """Yields a chunk that ends at an offset, in parts of bounded size.
-
-    For an offset in both, the event of the files counts if ``files_count``.
-    """
-    left = chunk.batch
-    for found in rows.between(start, end):
-        offsets = _offsets(found)
-        more = found if files_count else _without(found, _offsets(left))
-        if not more.num_rows:
-            continue
-        border = int(offsets[-1]) + 1
-        before, left = within(left, 0, border), within(left, border, end)
-        if files_count:
-            before = _without(before, offsets)
-        both = one_batch([before, more.cast(before.schema)])
-        order = np.argsort(_offsets(both), kind="stable")
-        yield Chunk(both.take(pa.array(order)), str(border))
-    yield replace(chunk, batch=left)
-
-
-def _without(batch: pa.RecordBatch, offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    """Returns the events of a batch that have other offsets."""
-    return batch.filter(pa.array(np.isin(_offsets(batch), offsets, invert=True)))
-
-
-class _FileRows:
-    """The events of files, from the first requested offset on."""
-
-    def __init__(self, reader: RangeReader) -> None:
-        self._reader = reader
-        self._chunks: Iterator[Chunk] | None = None
-        self._left: pa.RecordBatch | None = None  # of the last batch
-
-    def between(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Yields the events of ``[start, end)``. Calls must go forward."""
-        if self._chunks is None:
-            self._chunks = self._reader.read()
-        while True:
-            batch = self._left
-            if batch is None:
-                chunk = next(self._chunks, None)
-                if chunk is None:
-                    return
-                batch = chunk.batch
-            wanted = within(batch, start, end)
-            rest = batch.slice(np.searchsorted(_offsets(batch), end))
-            self._left = rest if rest.num_rows else None
-            if wanted.num_rows:
-                yield wanted
-            if self._left is not None:
-                return
-
-
-def _offsets(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = batch.column("offset").to_numpy()
-    return found
-
-
-_Offsets = tuple[int, int]
-
-_FILLED = ("upstream", "files")  # reasons of gaps that an archive may fill later
-
-
-def span_to_read(head: Progress, held: Bounds) -> tuple[str, Bounds]:
-    """Returns where the next range begins, and bounds that end where it must end."""
-    for start, end in late_spans(head, held):
-        return str(start), replace(held, end=str(end))
-    return head.position, held
-
-
-def late_spans(head: Progress, held: Bounds) -> list[_Offsets]:
-    """Returns the offsets in gaps of a head that its source, an archive, has now."""
-    if offsets_between(held.first, held.end) is None:
-        return []
-    passed = [_span(gap) for gap in head.gaps if gap.reason in _FILLED and not gap.is_partial]
-    missing = [_span(gap) for gap in held.gaps if not gap.is_partial]
-    found: list[_Offsets] = []
-    for start, end in passed:
-        at, last = max(start, int(held.first)), min(end, int(held.end))
-        for first, after in sorted(missing):
-            if at < min(first, last):
-                found.append((at, min(first, last)))
-            at = max(at, after)
-        if at < last:
-            found.append((at, last))
-    return found
-
-
-def late_head(head: Progress, manifest: Manifest, totals: Totals) -> Progress:
-    """Returns the head after a range in one of its gaps; ``totals`` include the range."""
-    start, end = int(manifest.start), int(manifest.end)
-    gaps: list[Gap] = []
-    for gap in head.gaps:
-        whole = offsets_between(gap.start, gap.end)
-        if whole is None or gap.is_partial or not (int(gap.start) < end and start < int(gap.end)):
-            gaps.append(gap)
-            continue
-        for first, last in ((int(gap.start), start), (end, int(gap.end))):
-            if first < last:
-                gaps.append(Gap(str(first), str(last), gap.reason, last - first))
-    gaps += (gap for gap in manifest.lost if not gap.is_partial)
-    gaps = list(joined_gaps(tuple(gaps), tuple(gap for gap in manifest.lost if gap.is_partial)))
-    after = tuple(sorted(gaps, key=lambda gap: (int(gap.start), int(gap.end))))
-    before = head.totals
-    return msgspec.structs.replace(
-        head,
-        ordinal=manifest.ordinal + manifest.read,
-        gaps=after,
-        totals=msgspec.structs.replace(
-            totals,
-            skipped=sum(gap.offsets for gap in after),
-            lost=before.lost + _losses(after) - _losses(head.gaps),
-            event_ms=before.event_ms,
-            path_ms=before.path_ms,
-        ),
-    )
-
-
-def _losses(gaps: Iterable[Gap]) -> int:
-    return sum(gap.is_loss for gap in gaps)
-
-
-def _span(gap: Gap) -> _Offsets:
-    return int(gap.start), int(gap.end)
-
-
 _ROWS = (layout.aside_row(""), "aside0")
 
 
-def late_manifests(context: Context, pipeline: str, partition: str, epoch: int) -> list[str]:
+def manifests_since(context: Context, pipeline: str, partition: str, epoch: int) -> list[str]:
     """Returns the keys of a source partition's manifests of an epoch or later."""
     folder = f"{layout.manifests(pipeline)}{layout.manifest_folder(partition)}/"
     return [info.key for info in context.store.list(folder, start_after=f"{folder}{epoch:010}")]
@@ -429,7 +163,7 @@ class SettingAside(NamedTuple):
         if generation_pipeline(self.pipeline) != self.pipeline:
             return False
         replays = replay_pipeline(self.pipeline)
-        keys = late_manifests(self.context, replays, self.partition, 0)
+        keys = manifests_since(self.context, replays, self.partition, 0)
         known = committed_manifests(self.context, replays, self.partition) if keys else set()
         return not known.issuperset(keys)
 
@@ -497,8 +231,8 @@ def forgotten_files(context: Context, pipeline: str) -> Iterator[FileEntry]:
             heads[partition] = read_progress(context, pipeline, partition)
             known[partition] = committed_manifests(context, pipeline, partition)
         head = heads[partition] or Progress("", 0, 0)
-        is_late = int(info.key.split("/")[-2]) >= head.looked
-        if is_late and info.key not in known[partition]:
+        is_unchecked = int(info.key.split("/")[-2]) >= head.looked
+        if is_unchecked and info.key not in known[partition]:
             for _, manifest in _lost_manifests(context, [info.key], head):
                 yield from manifest.files
 
