@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.sim import archive_home
+from tests.sim.archive_store import Generation
 from tests.sim.archive_world import BY_MINUTE, BY_MINUTE_A, ArchivesWorld
 from tests.sim.journal_home import KEYS, PARTITIONS
 from tests.sim.journal_raw import DELETED, TRIMMED
 from tests.support.cut_workers import CutWorkers
 from tidelog.archive.archive import find_archive
+from tidelog.archive.fill import FillSource
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.catalog.base import Change
 from tidelog.context import Context
@@ -39,7 +42,8 @@ from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.turn import purge_once
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
-from tidelog.pipeline.base import Workers
+from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.ranges import WaitingEvents
 from tidelog.testing.faults import Fault, FaultyCatalog, FaultyStore
 
@@ -212,6 +216,44 @@ class HolesWorld(GenerationsWorld):
         super().__init__(seed)
         self.kinds = {"build", self.random.choice(["trim", "erase", "replay", "build"])}
         self.is_followed = False
+        self.builders: set[str] = set()  # drivers that were opened for a backfill
+        self.epochs: tuple[int, dict[str, int]] = (0, {})  # of heads when a generation went live
+        self.seen: tuple[int, ...] = ()
+
+    def _patch(self, patch: pytest.MonkeyPatch) -> None:
+        super()._patch(patch)
+        begin = Cycle.__init__
+
+        def noting(
+            cycle: Cycle, context: Context, pipeline: Pipeline, owner: str, *how: Any
+        ) -> None:
+            begin(cycle, context, pipeline, owner, *how)
+            if isinstance(pipeline.source, FillSource):
+                self.builders.add(owner)
+
+        patch.setattr(Cycle, "__init__", noting)
+
+    def check(self) -> None:
+        super().check()
+        (live,) = (each for each in self.folders.live() if each.archive == "day")
+        seen = (live.number, *self.folders.changes(live))
+        if seen != self.seen:
+            self.seen = seen
+            self.check_owners(live)
+
+    def check_owners(self, live: Generation) -> None:
+        """A driver that was opened for a backfill takes no head after the promote."""
+        found = {
+            each: self.folders.source_rows(live, each) for each in self.folders.partitions(live)
+        }
+        heads = {partition: rows.head for partition, rows in found.items() if rows is not None}
+        if self.epochs[0] != live.number:
+            self.epochs = live.number, {each: head["epoch"] for each, head in heads.items()}
+        for partition, head in heads.items():
+            is_later = head["epoch"] > self.epochs[1].get(partition, 0)
+            assert not is_later or head["owner"] not in self.builders, (
+                f"{live.folder} {partition}: a driver of the backfill took it after the promote"
+            )
 
     def wait_opened(self, home: Home, generation: int | None) -> None:
         """Some drivers of a backfill begin after its generation was promoted, and driven on."""
