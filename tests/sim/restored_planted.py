@@ -22,7 +22,7 @@ def files_written_again_are_set_aside(patch: Patch) -> None:
 
 def forgotten_ranges_stay(patch: Patch) -> None:
     """No driver looks for ranges that a restored catalog has forgotten."""
-    patch.setattr(Cycle, "_late", lambda self, partition, epoch: ())
+    patch.setattr(Cycle, "_unchecked_manifests", lambda self, partition, epoch: ())
 
 
 def forgotten_replays_stay(patch: Patch) -> None:
