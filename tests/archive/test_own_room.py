@@ -12,7 +12,7 @@ import pytest
 from tests.support.named_pipelines import create_pipeline
 from tidelog import Event, Home
 from tidelog.codec.event_batch import check_events, one_batch, table_of, with_position
-from tidelog.codec.fields import UNTAKEN_HEADER, FieldPaths, FieldTaker
+from tidelog.codec.fields import NOT_EXTRACTED_HEADER, FieldPaths, FieldTaker
 from tidelog.connectors.sink import Lot
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.errors import InvalidError
@@ -117,7 +117,7 @@ def test_events_at_every_limit_are_pumped_with_fields(home: Home) -> None:
     for event in events.values():
         pumped = found[event.value]
         assert pumped.headers[:-1] == event.headers
-        assert pumped.headers[-1][0] == UNTAKEN_HEADER
+        assert pumped.headers[-1][0] == NOT_EXTRACTED_HEADER
         assert (pumped.id, pumped.key) == (event.id, event.key)
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tidelog.codec.event_batch import EVENT_SCHEMA, table_of, with_position
-from tidelog.codec.fields import UNTAKEN_HEADER, FieldPaths, FieldTaker, JsonLines
+from tidelog.codec.fields import NOT_EXTRACTED_HEADER, FieldPaths, FieldTaker, JsonLines
 from tidelog.errors import InvalidError
 from tidelog.model.event import Event
 from tidelog.model.limits import ID_BYTES_MAX
@@ -61,7 +61,7 @@ def test_what_cannot_be_taken_leaves_the_event_and_says_why(
     assert (one["key"], one["id"], one["timestamp"], one["type"]) == (b"k", "old", 5, "t")
     first, second = one["headers"]  # type: ignore[misc]
     assert first == {"name": "h", "value": b"1"}
-    assert second["name"] == UNTAKEN_HEADER
+    assert second["name"] == NOT_EXTRACTED_HEADER
     assert reason in second["value"]
     assert (two["id"], two["headers"]) == ("b", None)
 

@@ -90,7 +90,7 @@ def test_a_server_that_is_down_is_unavailable() -> None:
         ("s3://", "names no bucket"),
         ("s3://bucket?regoin=x", "did you mean `region`"),
         ("s3://bucket?path_style=maybe", "give true or false"),
-        ("s3://bucket?kms_key=a b", "no key of KMS"),
+        ("s3://bucket?kms_key=a b", "not a valid KMS key"),
         ("s3://bucket?storage_class=DEEP_ARCHIVE", "that can be read at once"),
         ("s3://bucket?tags=team", "give up to 10 NAME=VALUE"),
         ("s3://bucket?endpoint=ftp://x", "is not an http or https address"),

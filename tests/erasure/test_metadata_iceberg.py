@@ -118,8 +118,8 @@ def test_values_of_iceberg_metadata_are_searched(what: str) -> None:
     name, data = OBJECTS[what]
     values = event_values(f"{FOLDER}/{name}", data, (), {"archives/a/g1/t/ann"})
     assert values is not None
-    assert any(map(EventMatcher(Deletions(by_id={"gone": {}})).is_in, values))
-    assert not any(map(EventMatcher(Deletions(by_id={"PARQUET": {}})).is_in, values))
+    assert any(map(EventMatcher(Deletions(by_id={"gone": {}})).is_value_in, values))
+    assert not any(map(EventMatcher(Deletions(by_id={"PARQUET": {}})).is_value_in, values))
 
 
 def test_folder_that_has_events_is_not_a_trace_in_iceberg_metadata() -> None:
@@ -127,7 +127,7 @@ def test_folder_that_has_events_is_not_a_trace_in_iceberg_metadata() -> None:
     for living, is_found in (({"archives/a/g1/t/ann"}, False), ({"archives/a/g2/t/ann"}, True)):
         values = event_values(f"{FOLDER}/1-m0.avro", entry(), (), living)
         assert values is not None
-        assert any(map(sought.is_in, values)) == is_found
+        assert any(map(sought.is_value_in, values)) == is_found
 
 
 USERS = ["ann", "bob", "eve"]

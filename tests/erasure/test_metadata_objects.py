@@ -88,7 +88,7 @@ def test_values_of_a_table_log_are_searched(action: dict[str, Any]) -> None:
     if "partitionValues" in str(action):
         values = event_values(key, data, ())
     assert values is not None
-    assert any(map(sought.is_in, values))
+    assert any(map(sought.is_value_in, values))
 
 
 def test_objects_that_are_not_known_are_searched_as_a_whole() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.servers.kafka import Kafka
 from tidelog import Event, Home
-from tidelog.codec.fields import UNTAKEN_HEADER, FieldPaths
+from tidelog.codec.fields import NOT_EXTRACTED_HEADER, FieldPaths
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import World, create_home
 from tidelog.pipeline.base import LocalWorkers
@@ -73,7 +73,7 @@ def test_fields_of_json_become_the_events_own(home: Home) -> None:
     assert by_value[good].partition == home.partition_for("to", b"7")
     kept = by_value[b"rubbish"]
     assert kept.key == b"old"
-    assert kept.headers[0][0] == UNTAKEN_HEADER
+    assert kept.headers[0][0] == NOT_EXTRACTED_HEADER
 
 
 def test_settings_of_a_pump_do_not_change_under_its_name(home: Home) -> None:

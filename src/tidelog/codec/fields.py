@@ -45,7 +45,7 @@ from tidelog.model.decoding import is_deep_json
 from tidelog.model.event import Event
 
 __all__ = [
-    "UNTAKEN_HEADER",
+    "NOT_EXTRACTED_HEADER",
     "CsvRows",
     "FieldFilter",
     "FieldPaths",
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 
-UNTAKEN_HEADER = "tidelog.untaken"  # names the field that could not be extracted, and why
+NOT_EXTRACTED_HEADER = "tidelog.not_extracted"  # names the field that was not, and why
 
 _REASON_MAX = 1_000  # characters of that header
 _REASON_ROOM = 5_000  # bytes, for that header
@@ -209,9 +209,9 @@ def _checked_ids(found: ParsedValues) -> ParsedValues:
     return found.reject(pc.greater(length, limits.ID_BYTES_MAX), "id is too long")
 
 
-def _with_reasons(headers: pa.Array, untaken: list[pa.Array]) -> pa.Array:
+def _with_reasons(headers: pa.Array, problems: list[pa.Array]) -> pa.Array:
     """Returns headers with one more for events with a field that could not be extracted."""
-    reasons = [pc.fill_null(errors, "") for errors in untaken]
+    reasons = [pc.fill_null(errors, "") for errors in problems]
     if not any(pc.any(pc.not_equal(each, "")).as_py() for each in reasons):
         return headers
     said = zip(*(each.to_pylist() for each in reasons), strict=True)
@@ -219,10 +219,10 @@ def _with_reasons(headers: pa.Array, untaken: list[pa.Array]) -> pa.Array:
     for row, each in enumerate(said):
         text = "; ".join(filter(None, dict.fromkeys(each)))[:_REASON_MAX]
         if text:
-            more = {"name": UNTAKEN_HEADER, "value": text.encode()}
+            more = {"name": NOT_EXTRACTED_HEADER, "value": text.encode()}
             given = listed[row] or []
             if len(given) >= limits.HEADERS_MAX + limits.OWN_HEADERS_MAX:  # after many pumps
-                given = [pair for pair in given if pair["name"] != UNTAKEN_HEADER]
+                given = [pair for pair in given if pair["name"] != NOT_EXTRACTED_HEADER]
             listed[row] = [*given, more]
     return pa.array(listed, _HEADERS)
 

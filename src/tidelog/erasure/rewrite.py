@@ -275,7 +275,7 @@ def _rewrite_ahead(runner: TaskRunner, todo: Sequence[RangeToSettle]) -> None:
 
 
 class PartitionRewriter:
-    """Rewrites the committed ranges of one source partition without erased events."""
+    """Rewrites the committed ranges of one source partition: erases events, or updates values."""
 
     values: Values | None = None  # that events get instead of being erased
     has_changed = False  # a file here, or another process was about to change one

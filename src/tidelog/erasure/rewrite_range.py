@@ -295,7 +295,7 @@ class RewrittenFile:
 
 
 class FileRewriter:
-    """Removes events from files of one generation, by offset."""
+    """Removes events from files of one generation, or updates their values, by offset."""
 
     def __init__(self, store: Store, written_as: ArchiveFormat) -> None:
         self._files = ArchiveFiles(store, written_as)

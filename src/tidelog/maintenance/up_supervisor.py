@@ -1,4 +1,4 @@
-"""Keeps the programs of one ``tidelog up`` running, and tells the home about them.
+"""Keeps the programs of one ``tidelog up`` running, and records their state in the home.
 
 A program that ends is started again after a wait that doubles from half a second to half a minute;
 one that has run for a while begins with short waits again. Its output is passed on line by line.

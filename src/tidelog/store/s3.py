@@ -85,8 +85,8 @@ def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
     if "kms_key" in options:
         if not _KMS_KEY.fullmatch(options["kms_key"]):
             raise InvalidError(
-                f"store `{address.text}`: kms_key is no key of KMS: give its ARN, its id, or "
-                "alias/NAME"
+                f"store `{address.text}`: kms_key is not a valid KMS key: give its ARN, its id, "
+                "or alias/NAME"
             )
         config["aws_server_side_encryption"] = "aws:kms"
         config["aws_sse_kms_key_id"] = options["kms_key"]

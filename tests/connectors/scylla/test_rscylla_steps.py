@@ -31,12 +31,12 @@ def test_steps_of_rscylla(play: Play, tmp_path: Path) -> None:
         # NewStream(keyspace, table), with windows of a second and the default lag
         create_pipeline(home.context, "orders", play.url(window="1s"), "topic:orders")
         assert drain(home, "orders", at(5)) == 20
-        # NewConsumer(name, fn), whose fn is tempted; Run goes on after errors
+        # NewConsumer(name, fn), whose fn is failing; Run goes on after errors
         handled: list[Event] = []
         fate = tidelog.Fate(seed=7, rate=0.2)
         with home.consumer("orders", "example") as consumer:
-            tempted = fate.tempting(handled.append)
-            consumer.run(tempted, retries=50, retry_base_ms=1, until_caught_up=True)
+            failing = fate.with_failures(handled.append)
+            consumer.run(failing, retries=50, retry_base_ms=1, until_caught_up=True)
         assert sum(fate.failed.values()) > 0
         assert len({event.id for event in handled}) == 20  # at least once
         # the event: ID, ForeignID, Type, and what rscylla left to do

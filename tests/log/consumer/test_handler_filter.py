@@ -172,12 +172,12 @@ def test_fate_proves_that_a_handler_can_be_repeated(home: Home) -> None:
 
     def handle(event: Event) -> None:
         careless[event.key or b""] += 1
-        fate.tempt()
+        fate.maybe_fail()
         careful[event.key or b""] = 1
 
     with home.consumer("t", "c") as consumer:
-        tempted = fate.tempting(handle)
-        consumer.run(tempted, retries=50, retry_base_ms=1, until_caught_up=True)
+        failing = fate.with_failures(handle)
+        consumer.run(failing, retries=50, retry_base_ms=1, until_caught_up=True)
     assert set(fate.failed) == {"before", "middle", "after"}
     assert sum(careful.values()) == 200
     assert sum(careless.values()) > 200  # which a test of a careless handler would see
@@ -188,7 +188,7 @@ def test_fate_is_the_same_for_the_same_seed_and_refuses_certain_failure() -> Non
         fate, found = Fate(seed, 0.5), []
         for _ in range(50):
             try:
-                fate.tempt()
+                fate.maybe_fail()
                 found.append(False)
             except FateError:
                 found.append(True)

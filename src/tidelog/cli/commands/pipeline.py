@@ -252,7 +252,8 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
 
     Safe to kill, to repeat, and to run twice at once: it resumes where it stopped. Any number of
     processes with --follow share the source partitions. An event
-    whose field cannot be read is stored unchanged, with the reason in a header `tidelog.untaken`.
+    whose field cannot be read is stored unchanged, with the reason in a header
+    `tidelog.not_extracted`.
 
     \b
     Examples:

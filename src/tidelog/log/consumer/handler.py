@@ -17,10 +17,10 @@ random, before, in the middle of and after its work. Run a handler under one to 
 
     def handle(event: Event) -> None:
         first_half(event)
-        fate.tempt()                   # may fail here
+        fate.maybe_fail()              # may fail here
         second_half(event)
 
-    consumer.run(fate.tempting(handle), on_error="stop", retries=50, retry_base_ms=1)
+    consumer.run(fate.with_failures(handle), on_error="stop", retries=50, retry_base_ms=1)
 
 Every failure is a :class:`FateError`. A seed gives the same failures again.
 """
@@ -385,27 +385,27 @@ class Fate:
         self.failed: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
 
-    def tempt(self, place: str = "middle") -> None:
+    def maybe_fail(self, place: str = "middle") -> None:
         """Goes on, or fails with ``FateError``.
 
-        >>> tidelog.Fate(rate=0.0).tempt()
+        >>> tidelog.Fate(rate=0.0).maybe_fail()
         """
         if self._random.random() < self._rate:
             self.failed[place] += 1
             raise FateError(f"fate: failed {place}")
         self.passed[place] += 1
 
-    def tempting(self, handler: Callable[[T], object]) -> Callable[[T], object]:
-        """Returns the handler, tempted before it begins and after it is done.
+    def with_failures(self, handler: Callable[[T], object]) -> Callable[[T], object]:
+        """Returns the handler, failing before it begins and after it is done.
 
-        >>> tidelog.Fate(rate=0.0).tempting(len)([1, 2])
+        >>> tidelog.Fate(rate=0.0).with_failures(len)([1, 2])
         2
         """
 
-        def tempted(argument: T) -> object:
-            self.tempt("before")
+        def failing(argument: T) -> object:
+            self.maybe_fail("before")
             result = handler(argument)
-            self.tempt("after")
+            self.maybe_fail("after")
             return result
 
-        return tempted
+        return failing
