@@ -4,7 +4,9 @@
 with a file that still holds events has its name from these. A folder whose events were all erased
 is named by an erased event; so are the manifests that list its files, including those before the
 erasure. ``FileEntry.named`` says which parts of a folder's name are not times: the archive's parser
-does not, because a replay may have used another one.
+does not, because a replay may have used another one. A source that is a folder has a source
+partition for each file. The file's name is in the names of archive files, manifests and rows, so it
+must not be an erased id or key either. Names of topics, shards and streams are no data of events.
 
 **Rows.** Rows hold no ids, keys or values (the audit and the ledger have hashes), with one
 exception: errors shown to people, which may quote a value that a parser refused. They are kept
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -40,7 +43,7 @@ from tidelog.coordination.pipeline_rows import (
     replay_pipeline,
 )
 from tidelog.erasure import proof_remedies as remedies
-from tidelog.erasure.matcher import EventMatcher
+from tidelog.erasure.matcher import EventMatcher, names_of
 from tidelog.erasure.metadata_objects import folder_values
 from tidelog.erasure.proof_scope import ProofScope
 from tidelog.errors import CorruptError, NotFoundError
@@ -61,6 +64,7 @@ __all__ = [
     "files_named_by_events",
     "is_named_by_events",
     "lasting_uploads",
+    "named_source_files",
     "places_of_files",
     "quoted_errors",
     "stagings_of_others",
@@ -218,6 +222,27 @@ def _job_texts(context: Context) -> Iterator[_ShownError]:
     for job in read_jobs(context):
         texts = (job.what, job.says, *job.args.values(), *job.result.values())
         yield _ShownError(where, "\n".join(texts), remedies.JOB.format(job=job.id), quotes="")
+
+
+def named_source_files(scope: ProofScope, sought: EventMatcher) -> Iterator[tuple[str, str, str]]:
+    """Yields rows of source files whose names have an erased id or key: where, what, what to do.
+
+    Covers the archives of a scope, and pipelines into its topic or from its sources.
+    """
+    found = [
+        (archive.pipeline(number), remedies.NAMED_ARCHIVE.replace("{archive}", archive.name))
+        for archive, number in scope.generations()
+    ]
+    for named in scope.pipelines():
+        if scope.topic is None or named.target == scope.topic.incarnation:
+            do = remedies.NAMED_PIPELINE.replace("{pipeline}", named.name)
+            found.append((named.incarnation, do))
+    for pipeline, do in found:
+        for partition in read_partitions(scope.context, pipeline):
+            name = unquote(partition.rpartition("/")[2])
+            if not name.isdecimal() and any(map(sought.is_quoted_in, names_of(name))):
+                where = layout.pipeline_partition(pipeline, partition)
+                yield where, "is a file of the source with one of them in its name", do
 
 
 WAIT_S = 10.0  # for running uploads

@@ -59,6 +59,7 @@ from tidelog.erasure.proof_places import (
     erases,
     explained_places,
     is_named_by_events,
+    named_source_files,
     quoted_errors,
 )
 from tidelog.erasure.proof_scope import (
@@ -498,9 +499,11 @@ class _ProofSearch(ObjectSearch):
             self.add(where, "quotes one of them in its reason", remedies.REASON, owner.name)
 
     def errors(self) -> None:
-        """Searches errors that rows show to people."""
+        """Searches errors that rows show to people, and names of source files."""
         for error in quoted_errors(self._scope, self._sought):
             self.add(*error)
+        for name in named_source_files(self._scope, self._sought):
+            self.add(*name)
 
     def copies(self, store: Store) -> None:
         """Searches topics that pumps, restores and playbacks copied to, and their archives.
