@@ -16,9 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import tidelog
 from tests.archive.test_names import Shell
 from tidelog import Event, Home, Proof
 from tidelog.catalog.base import Delete, Put
+from tidelog.connectors.by_url import store_at
 from tidelog.coordination.audit import (
     ACTIONS_KEPT_MS,
     Action,
@@ -385,3 +387,31 @@ def test_audit_of_a_playback_has_the_times_that_it_played(shell: Shell, tmp_path
     start, end = first.partition(", to ")[0].split(" to ")
     assert moment_ms(end, 0) - moment_ms(start, 0) == 15 * 60 * 1000
     assert second == f"the first to the last, as b, to file:{tmp_path}/b.jsonl"
+
+
+@pytest.mark.parametrize("where", ["dropped", "aside", "staged", "values", "outside"])
+def test_what_a_late_driver_leaves_in_the_archive_of_a_copy_is_a_trace(
+    tmp_path: Path, where: str
+) -> None:
+    home, _ = tidelog.create_home(tmp_path / "home")
+    for name in ("t", "copy"):
+        home.create_topic(name, 1)
+    home.append("t", [Event(b"v", id="x"), Event(b"v", id="other")])
+    home.pumps.create("p", source="topic:t", topic="copy").run()
+    to = (tmp_path / "outside").as_uri() if where == "outside" else None
+    archive = home.archives.create("a", source="topic:copy", to=to)
+    archive.run()
+    file = next(iter(archive.files())).path
+    store = store_at(home.context, archive.info.store)
+    data, staged = store.get(file), f"staging/{archive.info.pipeline(1)}/copy%2F0/1/x/y/0"
+    if where == "dropped":
+        archive.backfill()
+        archive.promote()
+        home.archives.get("a").drop(1)
+    for name in ("copy", "t"):
+        assert home.erase(name, ids=["x"]).is_erased
+    late = {"dropped": file, "aside": f"archives/a/_aside/m/{file}"}.get(where, staged)
+    store.put(late, b"a value\n" if where == "values" else data)
+    traces = home.prove_erased("t", ids=["x"]).traces
+    assert [trace.object for trace in traces] == [late]
+    assert "copy" in traces[0].copy or where in ("staged", "values")

@@ -358,3 +358,35 @@ def test_archive_in_another_store_explains_nothing_in_the_home(home: Home, tmp_p
     purge_once(home.context, topic, 0)
     traces = home.prove_erased(topic.name, ids=["gone"]).traces
     assert [trace.object for trace in traces] == ["loose/copy"]
+
+
+@pytest.mark.parametrize("name", ["user-7.parquet", "user-7/1.parquet", "of user-7.x.parquet"])
+def test_source_file_that_is_named_by_a_key_is_a_trace(
+    home: Home, tmp_path: Path, name: str
+) -> None:
+    for file in (name, "other.parquet"):
+        (tmp_path / "in" / file).parent.mkdir(parents=True, exist_ok=True)
+        row = {"id": [file], "key": [b"user-7" if file == name else b"other"], "value": [b"v"]}
+        pq.write_table(pa.table(row), tmp_path / "in" / file)
+    source = f"file:{tmp_path / 'in'}"
+    archive = home.archives.create("files", source=source)
+    archive.run()
+    home.archives.create("chain", source="archive:files", format="orc").run()
+    pump = home.pumps.create("p", source=source, topic="t")
+    pump.run()
+    assert home.delete_key("t", b"user-7").events == 1
+    assert [t.do for t in home.purge_and_prove("t", keys=[b"user-7"]).traces] == [
+        "run `tidelog pipeline delete p`; only rows keep the name then"
+    ]
+    pump.delete()
+    proof = home.purge_and_prove("t", keys=[b"user-7"])
+    assert proof.is_erased
+    assert "rows of the catalog keep the names of its files" in proof.out_of_reach[0]
+    traces = archive.erase(key=b"user-7", prove=True).traces
+    assert {t.what for t in traces} == {"is a file of the source with one of them in its name"}
+    for trace, each in zip(traces, ("files", "chain"), strict=True):
+        assert f"`tidelog archive delete {each} --delete-files`" in trace.do
+    for each in ("chain", "files"):
+        home.archives.get(each).delete(files=True)
+    home.sweep(0)
+    assert [info.key for info in home.store.list("") if "user-7" in info.key] == []

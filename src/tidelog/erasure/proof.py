@@ -28,6 +28,7 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.clock import Clock, looks
+from tidelog.connectors.by_url import store_at
 from tidelog.context import Context
 from tidelog.coordination.audit import (
     HASH_BYTES,
@@ -52,7 +53,13 @@ from tidelog.erasure.matcher import (
     rows_of,
 )
 from tidelog.erasure.metadata_objects import event_values
-from tidelog.erasure.proof_scope import ProofScope, places_of_files, stagings_of_others
+from tidelog.erasure.proof_scope import (
+    Generation,
+    ProofScope,
+    explained_places,
+    places_of_files,
+    stagings_of_others,
+)
 from tidelog.erasure.redaction import redacted
 from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, NotFoundError
 from tidelog.model.archive import Archive
@@ -393,13 +400,43 @@ class ObjectSearch:
         if found is None:
             self.proof.places.append(self._place)
 
+    def all_uploads(self, store: Store, generations: Collection[Generation]) -> None:
+        """Searches unfinished uploads, before objects are listed, because they may become some.
+
+        Looks into the home's store and those of the generations.
+        """
+        self.enter("unfinished uploads")
+        others = (store_at(self._context, archive.store) for archive, _ in generations)
+        for where in {each.url: each for each in (*others, store)}.values():
+            self._uploads(where)
+
+    def _uploads(self, store: Store) -> None:
+        explained = explained_places(self._scope, store)
+        try:
+            for upload in lasting_uploads(store, self._context.clock):
+                if upload.read is None:
+                    if not upload.name.startswith(explained):
+                        what = "is an upload that has not ended, and cannot be searched"
+                        self.add(upload.name, what, remedies.UPLOAD)
+                    continue
+                if self.is_done((store.url, upload.name)):
+                    continue
+                with contextlib.suppress(NotFoundError):  # it ended or was deleted in between
+                    data = upload.read()
+                    self.count((store.url, upload.name), upload.size)
+                    self.loose(upload.name, data, "its upload has not ended", remedies.UPLOAD)
+        except InvalidError as exc:
+            self.add(store.url, f"its uploads cannot be listed ({exc})", remedies.RIGHTS)
+
     def staged(self, store: Store, only: Iterable[str] = ("staging/",)) -> None:
         """Searches files that are not published yet, or never will be."""
         for prefix in only:
             for info in store.list(prefix):
                 data = self.get(store, info)
-                if data is not None:
-                    self.loose(info.key, data, remedies.why_loose(info.key))
+                if data is not None and not self.loose(
+                    info.key, data, remedies.why_loose(info.key)
+                ):
+                    self._seen.discard((store.url, info.key))  # it may be of a copy's archive
 
     def unexplained(self, store: Store, info: ObjectInfo, why: str, do: str) -> None:
         data = self.get(store, info)
@@ -409,10 +446,11 @@ class ObjectSearch:
             self.add(info.key, f"has one of them in its name: {why}", do)
         self.loose(info.key, data, why, do)
 
-    def loose(self, key: str, data: bytes, why: str, do: str = "") -> None:
+    def loose(self, key: str, data: bytes, why: str, do: str = "") -> bool:
         """Searches an object whose events no row counts: it may contain none.
 
-        It is clean only if all of it was decoded. What another archive stages may be anything.
+        It is clean only if all of it was decoded. What another archive stages may be anything:
+        returns False if that cannot be searched.
         """
         try:
             found = self._found_in(key, data)
@@ -420,10 +458,13 @@ class ObjectSearch:
             found = None
         if found:
             self.add(key, f"holds {found} of them: {why}", do or remedies.remedy_of(key))
-        elif found is None and not key.startswith(self._foreign):
+        elif found is None:
+            if key.startswith(self._foreign):
+                return False
             is_staged = key.startswith("staging/")
             what = f"cannot be searched, as not all of it can be decoded: {why}"
             self.add(key, what, do or (remedies.UNREAD if is_staged else remedies.remedy_of(key)))
+        return True
 
     def _found_in(self, key: str, data: bytes) -> int | None:
         """Returns how many of them an object holds; None or an error if it cannot be searched."""

@@ -19,6 +19,8 @@ __all__ = [
     "KEEPER",
     "LOG",
     "MOVING",
+    "NAMED_ARCHIVE",
+    "NAMED_PIPELINE",
     "NOT_SWEPT",
     "REASON",
     "REBUILD",
@@ -107,6 +109,12 @@ REBUILD = (
     "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
     "then `tidelog archive drop` the old ones: the new ones are named without erased events"
 )
+NAMED_ARCHIVE = (
+    "to keep the other events, run `tidelog archive restore {archive} --to topic:NAME`, archive "
+    "that topic, and delete the restore's pipeline; then run `tidelog archive delete {archive} "
+    "--delete-files`; only rows of the catalog keep the name then"
+)
+NAMED_PIPELINE = "run `tidelog pipeline delete {pipeline}`; only rows keep the name then"
 
 
 def why_loose(key: str) -> str:

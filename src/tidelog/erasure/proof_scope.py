@@ -209,6 +209,8 @@ def _messages(
             yield f"topic `{address.path}`: {how} events from it: was not searched: {do}"
         elif address.scheme not in IN_HOME:
             do = "delete these events there too"
+            if address.scheme == "file":
+                do += "; rows of the catalog keep the names of its files"
             yield f"source `{url}`: {how} events from it: was not searched: {do}"
 
 

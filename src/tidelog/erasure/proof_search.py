@@ -57,9 +57,10 @@ from tidelog.erasure.metadata_objects import (
     folder_values,
     is_named_by_events,
 )
-from tidelog.erasure.proof import UNREADABLE, ObjectSearch, Proof, lasting_uploads
+from tidelog.erasure.proof import UNREADABLE, ObjectSearch, Proof
 from tidelog.erasure.proof_scope import (
     DeletedTopicScope,
+    Generation,
     ProofScope,
     TopicScope,
     explained_places,
@@ -67,7 +68,12 @@ from tidelog.erasure.proof_scope import (
     renamed_copies,
     retimed_copies,
 )
-from tidelog.erasure.redaction import quoted_errors, quoting_rows, quoting_seeks
+from tidelog.erasure.redaction import (
+    named_source_files,
+    quoted_errors,
+    quoting_rows,
+    quoting_seeks,
+)
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.search import clean_files, clean_objects, files_to_search
 from tidelog.erasure.topic_copies import copy_deletions
@@ -134,26 +140,14 @@ def _prove(
     search.proof.known = scope.knows_all(sought.deletions)
     search.ranges()
     generations = scope.reachable()
-    archives = {each.name: each for each, _ in generations}.values()
     search.proof.out_of_reach = list(scope.out_of_reach())
-    search.enter("unfinished uploads")
-    others = (store_at(context, archive.store) for archive, _ in generations)
-    for where in {each.url: each for each in (*others, store)}.values():
-        search.uploads(where)
+    search.all_uploads(store, generations)
     if scope.topic is not None:
         search.enter(f"topic `{scope.topic.name}`")
         search.topic_objects(store, scope.topic)
     search.enter("staged files")
     search.staged(store)
-    for archive in archives:
-        search.enter(f"archive `{archive.name}`")
-        search.aside(archive)
-    for archive, generation in generations:
-        search.enter(f"archive `{archive.name}`")
-        search.archive(archive, generation)
-    for archive in archives:
-        search.enter(f"archive `{archive.name}`")
-        search.whole_archive(archive)
+    search.archives(generations)
     for archive in removed_archives(context):
         if not is_detached(context, archive):
             search.enter(f"deleted archive `{archive.name}`")
@@ -196,23 +190,6 @@ class _ProofSearch(ObjectSearch):
         """Reports a range that may have been read before the delete."""
         what = f"a range of archive `{archive}` is under way there"
         self.add(place, what, remedies.AGAIN.replace("{archive}", archive))
-
-    def uploads(self, store: Store) -> None:
-        """Searches unfinished uploads, before objects are listed, because they may become some."""
-        explained = explained_places(self._scope, store)
-        try:
-            for upload in lasting_uploads(store, self._context.clock):
-                if upload.read is None:
-                    if not upload.name.startswith(explained):
-                        what = "is an upload that has not ended, and cannot be searched"
-                        self.add(upload.name, what, remedies.UPLOAD)
-                    continue
-                with contextlib.suppress(NotFoundError):  # it ended or was deleted in between
-                    data = upload.read()
-                    self.count((store.url, upload.name), upload.size)
-                    self.loose(upload.name, data, "its upload has not ended", remedies.UPLOAD)
-        except InvalidError as exc:
-            self.add(store.url, f"its uploads cannot be listed ({exc})", remedies.RIGHTS)
 
     # The topic.
 
@@ -341,6 +318,22 @@ class _ProofSearch(ObjectSearch):
         return counted
 
     # Archives.
+
+    def archives(self, generations: Collection[Generation]) -> None:
+        """Searches archives: what was set aside, their generations, and the rest of their folders.
+
+        Pass those that can be reached.
+        """
+        archives = {each.name: each for each, _ in generations}.values()
+        for archive in archives:
+            self.enter(f"archive `{archive.name}`")
+            self.aside(archive)
+        for archive, generation in generations:
+            self.enter(f"archive `{archive.name}`")
+            self.archive(archive, generation)
+        for archive in archives:
+            self.enter(f"archive `{archive.name}`")
+            self.whole_archive(archive)
 
     def aside(self, archive: Archive) -> None:
         """Searches files that were set aside, each with its sidecar, like an erasure reads them.
@@ -509,9 +502,11 @@ class _ProofSearch(ObjectSearch):
             self.add(where, "quotes one of them in its reason", remedies.REASON, owner.name)
 
     def errors(self) -> None:
-        """Searches errors that rows show to people."""
+        """Searches errors that rows show to people, and names of source files."""
         for error in quoted_errors(self._scope, self._sought):
             self.add(*error)
+        for name in named_source_files(self._scope, self._sought):
+            self.add(*name)
 
     def copies(self, store: Store) -> None:
         """Searches topics that pumps, restores and playbacks copied to, and their archives.
@@ -529,6 +524,8 @@ class _ProofSearch(ObjectSearch):
             sought = EventMatcher(deletions, now_ms=self.proof.searched_ms, own=own)
             inner = _ProofSearch(scope, sought, self._progress)
             inner._seen = self._seen
+            generations = scope.reachable()
+            inner.all_uploads(store, generations)
             how = f"{copy.how}, and it was deleted" if copy.is_deleted else copy.how
             name = f"topic `{copy.topic.name}` ({how})"
             inner.enter(name)
@@ -540,9 +537,9 @@ class _ProofSearch(ObjectSearch):
                 inner.topic_objects(store, copy.topic)
             inner.reasons()
             inner.errors()
-            for archive, generation in scope.reachable():
-                inner.enter(f"archive `{archive.name}`")
-                inner.archive(archive, generation)
+            inner.archives(generations)
+            inner.enter("all other objects of the home")
+            inner.everything(store)  # what the original explains by another topic or archive
             for message in (
                 *outside_of_home(self._context, scope.archives().values()),
                 *renamed_copies(copy, self._sought.deletions),

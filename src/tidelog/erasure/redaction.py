@@ -21,6 +21,10 @@ keepers. The row of jobs has texts too, but none of an error that could quote a 
 not know the values of erased events. So it recognizes a quote by the id or key, and by the offset
 of the quoted event in the row. An error without an offset may quote any event that its pipeline has
 not committed, and one of a keeper any event.
+
+**Names.** A source that is a folder has a source partition for each file. The file's name is in the
+names of archive files, manifests and rows, so it must not be an erased id or key either. Names of
+topics, shards and streams are no data of events.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from tidelog.archive.derived_archives import Origin
 from tidelog.archive.erased_events import Deletions
@@ -44,9 +49,9 @@ from tidelog.coordination.audit import (
     replace_texts,
 )
 from tidelog.coordination.jobs import Keeper, read_jobs
-from tidelog.coordination.pipeline_rows import read_progress, replay_pipeline
+from tidelog.coordination.pipeline_rows import read_partitions, read_progress, replay_pipeline
 from tidelog.erasure import proof_remedies as remedies
-from tidelog.erasure.matcher import EventMatcher
+from tidelog.erasure.matcher import EventMatcher, names_of
 from tidelog.erasure.proof_scope import ProofScope
 from tidelog.model import layout
 from tidelog.model.archive import Archive
@@ -54,6 +59,7 @@ from tidelog.model.topic import decode_row
 from tidelog.pipeline.failures import read_failures, remove_failures
 
 __all__ = [
+    "named_source_files",
     "quoted_errors",
     "quoting_rows",
     "quoting_seeks",
@@ -270,3 +276,24 @@ def _job_texts(context: Context) -> Iterator[_ShownError]:
     for job in read_jobs(context):
         texts = (job.what, job.says, *job.args.values(), *job.result.values())
         yield _ShownError(where, "\n".join(texts), remedies.JOB.format(job=job.id), quotes="")
+
+
+def named_source_files(scope: ProofScope, sought: EventMatcher) -> Iterator[tuple[str, str, str]]:
+    """Yields rows of source files whose names have an erased id or key: where, what, what to do.
+
+    Covers the archives of a scope, and pipelines into its topic or from its sources.
+    """
+    found = [
+        (archive.pipeline(number), remedies.NAMED_ARCHIVE.replace("{archive}", archive.name))
+        for archive, number in scope.generations()
+    ]
+    for named in scope.pipelines():
+        if scope.topic is None or named.target == scope.topic.incarnation:
+            do = remedies.NAMED_PIPELINE.replace("{pipeline}", named.name)
+            found.append((named.incarnation, do))
+    for pipeline, do in found:
+        for partition in read_partitions(scope.context, pipeline):
+            name = unquote(partition.rpartition("/")[2])
+            if not name.isdecimal() and any(map(sought.is_quoted_in, names_of(name))):
+                where = layout.pipeline_partition(pipeline, partition)
+                yield where, "is a file of the source with one of them in its name", do
