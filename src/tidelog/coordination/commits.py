@@ -14,6 +14,7 @@ read once more, past the cache, and only what fails twice counts as damaged.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, dropwhile, groupby
 from typing import NamedTuple
 
@@ -23,13 +24,14 @@ from tidelog.errors import CorruptError, NotFoundError
 from tidelog.model import layout
 from tidelog.model.pipeline import Commit, Manifest, read_manifest
 from tidelog.model.topic import decode_row
-from tidelog.store.base import Store
+from tidelog.store.base import Store, object_exists
 from tidelog.store.wrappers import reread
 
 __all__ = [
     "CommitRow",
     "Manifests",
     "load_manifest",
+    "lost_rewrites",
     "manifest_of_range",
     "newest_commits",
     "read_commit_rows",
@@ -128,6 +130,19 @@ def read_commit_rows(
 def load_manifest(store: Store, key: str) -> Manifest:
     """Returns a manifest. Raises ``NotFoundError``, and ``CorruptError`` for a damaged one."""
     return reread(store, key, lambda _: read_manifest(store.get(key), key))
+
+
+def lost_rewrites(context: Context, pipeline: str, partition: str, target: str) -> Iterator[str]:
+    """Yields missing manifests by which an erasure was to replace that of a file, or has begun to.
+
+    A copy of the store has such a manifest if the erasure had decided it when the copy was made.
+    """
+    for row in read_commit_rows(context, pipeline, partition):
+        if row.committed.rewrite and not object_exists(context.store, row.committed.rewrite):
+            with suppress(NotFoundError, CorruptError):
+                parts = load_manifest(context.store, row.committed.manifest).parts
+                if any(file.target == target for part in parts for file in part.files):
+                    yield row.committed.rewrite
 
 
 def read_manifests(

@@ -21,8 +21,9 @@ steps 3 and 4 the bytes of a file differ from its manifest: a reader of the mani
 and reads again. A table that cannot be reached does not stop the erasure: the row stays at step 6,
 a later erasure from the same range still begins at step 1, and the error is raised at the end. If a
 staged copy was deleted before its file was replaced, the range begins again at step 1, with another
-key. A file of dead letters that a replay replaced may be deleted at any step, and counts as done.
-So does a generation that is dropped meanwhile, whose files go before its rows.
+key. If other files of the range were replaced by then, that copy is staged again. A file of dead
+letters that a replay replaced may be deleted at any step, and counts as done. So does a generation
+that is dropped meanwhile, whose files go before its rows.
 
 With a task runner, tasks stage files (step 2) and replace them (step 3). A task that runs twice
 stages under other names, which sweeps delete, and replaces a file once, by its etag.
@@ -73,7 +74,6 @@ from tidelog.erasure.rewrite_range import (
     Values,
     holds_here,
     manifest_without,
-    matches_entry,
     replace_file,
     replace_here,
     stage_here,
@@ -452,7 +452,8 @@ class PartitionRewriter:
         old = load_manifest(self._context.store, committed.manifest)
         new = self._decide_or_read(committed, old, wanted)
         changed = _changed_files(old, new)
-        if self._is_lost([each for each in changed if self._ranges.is_there(each[1])]):
+        there = [each for each in changed if self._ranges.is_there(each[1])]
+        if self._ranges.has_lost_copies(old, new, there):
             self._intend(row, committed)
             return
         for before, after in changed:
@@ -517,27 +518,6 @@ class PartitionRewriter:
     ) -> Manifest:
         """Returns the manifest of a range with its staged files."""
         return manifest_without(old, staged, wanted)
-
-    def _is_lost(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> bool:
-        """Returns whether a staged copy that is still needed is gone, so all must begin again.
-
-        Raises ``CorruptError`` if it cannot, because some files were replaced.
-        """
-        gone = [each for each in changed if not self._ranges.exists(each[1].staged)]
-        needed = [after for before, after in gone if self._holds(before)]
-        if not needed:
-            return False
-        if any(self._holds(after) for _, after in changed):
-            raise CorruptError(
-                f"archive file `{needed[0].target}`: the copy without erased events "
-                f"`{needed[0].staged}` is gone, and other files of its range were replaced: "
-                "restore that copy",
-                file=needed[0].target,
-            )
-        return True
-
-    def _holds(self, entry: FileEntry) -> bool:
-        return matches_entry(self._store.get(entry.target), entry)
 
     def _replace(self, before: FileEntry, after: FileEntry) -> None:
         """Step 3 for one file."""

@@ -33,6 +33,7 @@ from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
 from tidelog.connectors.archive.staging import Spool, Uploads
 from tidelog.errors import (
+    AlreadyExistsError,
     ConflictError,
     CorruptError,
     InternalError,
@@ -107,6 +108,59 @@ class RangeRewriter:
                 if rewritten is not None:
                     self._stage(uploads, list(part.files), file, rewritten)
         return {entry.target: entry for entry in uploads.close()}
+
+    def has_lost_copies(
+        self, old: Manifest, new: Manifest, changed: Sequence[tuple[FileEntry, FileEntry]]
+    ) -> bool:
+        """Returns whether a staged copy that is still needed is gone, so all must begin again.
+
+        If some files were replaced, it cannot: then this stages such a copy again. That happens
+        after a restore of the catalog and of some files. Raises ``CorruptError`` if the copy comes
+        out different.
+        """
+        gone = [each for each in changed if not self.exists(each[1].staged)]
+        needed = [(before, after) for before, after in gone if self._holds(before)]
+        replaced = [after.target for _, after in changed if needed and self._holds(after)]
+        for before, after in needed if replaced else ():
+            parts = zip(old.parts, new.parts, strict=True)
+            part, then = next(each for each in parts if before in each[0].files)
+            if not self._stage_again(part, before, after, then.erased):
+                raise CorruptError(
+                    f"archive file `{after.target}`: the copy without erased events "
+                    f"`{after.staged}` is gone, and other files of its range were replaced: "
+                    "restore that copy, or these files as they were before: "
+                    + ", ".join(f"`{each}`" for each in replaced),
+                    file=after.target,
+                )
+        return bool(needed) and not replaced
+
+    def _stage_again(
+        self, part: Manifest, before: FileEntry, after: FileEntry, erased: Sequence[int]
+    ) -> bool:
+        """Uploads a copy of a file without erased events. Returns False if it is another one.
+
+        The same events make the same bytes, unless another version of a format's library runs.
+        """
+        is_beside = before.kind == "sidecar"
+        named = self._rewriter.sidecar_name if is_beside else lambda target: target
+        file = next(
+            each
+            for each in part.files
+            if each.kind != "sidecar" and named(each.target) == before.target
+        )
+        try:
+            made = self._rewriter.without(part, file, np.array(erased, np.int64))
+        except CorruptError:  # its sidecar was replaced
+            return False
+        data = None if made is None else made.sidecar if is_beside else made.data
+        if data is None or not matches_entry(data, after):
+            return False
+        with contextlib.suppress(AlreadyExistsError):
+            self._store.put(after.staged, data)
+        return True
+
+    def _holds(self, entry: FileEntry) -> bool:
+        return matches_entry(self._store.get(entry.target), entry)
 
     def is_there(self, file: FileEntry) -> bool:
         """Returns whether a file exists: a replay deletes files of dead letters, never data files.
