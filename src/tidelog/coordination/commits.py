@@ -33,6 +33,7 @@ __all__ = [
     "load_manifest",
     "lost_rewrites",
     "manifest_of_range",
+    "manifests_by_range",
     "newest_commits",
     "read_commit_rows",
     "read_commits",
@@ -143,6 +144,19 @@ def lost_rewrites(context: Context, pipeline: str, partition: str, target: str) 
                 parts = load_manifest(context.store, row.committed.manifest).parts
                 if any(file.target == target for part in parts for file in part.files):
                     yield row.committed.rewrite
+
+
+def manifests_by_range(
+    store: Store, pipeline: str, partition: str
+) -> dict[tuple[str, str], list[Manifest]]:
+    """Returns all manifests of a source partition, by start and end; also what no row names."""
+    found: dict[tuple[str, str], list[Manifest]] = {}
+    folder = f"{layout.manifests(pipeline)}{layout.manifest_folder(partition)}/"
+    for info in store.list(folder):
+        with suppress(NotFoundError, CorruptError):  # swept meanwhile, or damaged
+            manifest = load_manifest(store, info.key)
+            found.setdefault((manifest.start, manifest.end), []).append(manifest)
+    return found
 
 
 def read_manifests(

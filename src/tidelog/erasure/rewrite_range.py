@@ -15,7 +15,7 @@ Everything that a task could not do is done by the caller.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,9 @@ __all__ = [
     "RangeRewrite",
     "RangeRewriter",
     "Values",
+    "changed_files",
     "file_busy",
+    "files_of",
     "holds_here",
     "manifest_without",
     "matches_entry",
@@ -159,6 +161,22 @@ class RangeRewriter:
             self._store.put(after.staged, data)
         return True
 
+    def find_rewrite(
+        self, old: Manifest, others: Iterable[Manifest], wanted: Offsets
+    ) -> Manifest | None:
+        """Returns the manifest by which files of a range were rewritten; None if none was.
+
+        These files lack nothing except wanted events, and keep their values.
+        """
+        for new in others if self._values is None else ():
+            if _is_rewrite(old, new, wanted):
+                there = [each for each in changed_files(old, new) if self.is_there(each[1])]
+                held = [self._holds(after) for _, after in there]
+                left = (each for (each, _), is_new in zip(there, held, strict=True) if not is_new)
+                if any(held) and all(map(self._holds, left)):
+                    return new
+        return None
+
     def _holds(self, entry: FileEntry) -> bool:
         return matches_entry(self._store.get(entry.target), entry)
 
@@ -233,6 +251,36 @@ def _left_in(parts: Sequence[Manifest], wanted: Offsets) -> Iterator[tuple[Manif
     """Yields ranges with the offsets that were not erased from them before."""
     for part in parts:
         yield part, np.setdiff1d(wanted, np.array(part.erased, np.int64))
+
+
+def _is_rewrite(old: Manifest, new: Manifest, wanted: Offsets) -> bool:
+    """Returns whether manifests are of the same files, of which one lacks wanted events besides."""
+    if len(old.parts) != len(new.parts):
+        return False
+    for part, then in zip(old.parts, new.parts, strict=True):
+        files = [(each.target, each.updated) for each in part.files]
+        more = np.setdiff1d(np.array(then.erased, np.int64), np.array(part.erased, np.int64))
+        if (
+            msgspec.structs.replace(then, files=part.files, erased=part.erased) != part
+            or [(each.target, each.updated) for each in then.files] != files
+            or not np.isin(more, wanted).all()
+        ):
+            return False
+    return True
+
+
+def changed_files(old: Manifest, new: Manifest) -> list[tuple[FileEntry, FileEntry]]:
+    """Returns the files that a rewrite replaces, before and after it."""
+    return [
+        (before, after)
+        for before, after in zip(files_of(old), files_of(new), strict=True)
+        if before.crc != after.crc or before.size != after.size
+    ]
+
+
+def files_of(manifest: Manifest) -> list[FileEntry]:
+    """Returns the files of all its ranges."""
+    return [file for part in manifest.parts for file in part.files]
 
 
 def replace_file(store: Store, before: FileEntry, after: FileEntry) -> None:
