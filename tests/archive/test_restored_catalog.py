@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tidelog import ArchiveHandle, Event, Home
-from tidelog.errors import InvalidError
+from tidelog.archive import dead_letters
+from tidelog.errors import CorruptError, InvalidError
 from tidelog.home import World, create_home, open_home
 from tidelog.settings import Settings
 
@@ -40,6 +41,7 @@ class Restorable:
             one.backup(two)
         one.close()
         two.close()
+        shutil.copytree(self._folder / "o", self._folder / "objects", dirs_exist_ok=True)
         self.home = open_home(self._config)
 
     def restore(self) -> ArchiveHandle:
@@ -49,6 +51,15 @@ class Restorable:
         shutil.copy(self._folder / "copy", self._catalog)
         self.home = open_home(self._config)
         return self.day
+
+    def put_missing_back(self) -> None:
+        """Restores objects that are missing since the copy; those that differ stay."""
+        copy = self._folder / "objects"
+        for each in copy.rglob("*"):
+            target = self._folder / "o" / each.relative_to(copy)
+            if each.is_file() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(each, target)
 
     @property
     def day(self) -> ArchiveHandle:
@@ -74,6 +85,59 @@ def kept(tmp_path: Path) -> Iterator[Restorable]:
         made.append(0, 12)
         made.day.run()
         yield made
+
+
+def archived_ids(day: ArchiveHandle) -> list[str]:
+    return sorted(each for batch in day.read() for each in batch.column("id").to_pylist() if each)
+
+
+def forget_erasures(kept: Restorable, *groups: list[str]) -> ArchiveHandle:
+    """The files of the archive lack events whose deletes the catalog has lost."""
+    at = json.dumps({"at": FIRST_MS}).encode()
+    kept.home.append("t", [Event(at, id=each) for each in "abcd"])
+    kept.day.run()
+    kept.save()
+    for ids in groups:
+        assert kept.home.erase("t", ids=ids, why="request").is_clean
+    day = kept.restore()
+    kept.put_missing_back()
+    assert {each.kind for each in day.verify(deep=True).problems} == {"size"}
+    return day
+
+
+def test_delete_that_is_repeated_accepts_the_file_that_lacks_its_events(kept: Restorable) -> None:
+    day = forget_erasures(kept, ["a"], ["b"])
+    traces = kept.home.erase("t", ids=["a", "b"], why="request").traces
+    assert {each.object.split("/")[0] for each in traces} <= {"topics"}  # until it is recovered
+    assert archived_ids(day) == ["c", "d"]
+    assert day.verify(deep=True, source=True).problems == []
+
+
+def test_file_that_lacks_events_of_no_delete_is_not_accepted(kept: Restorable) -> None:
+    day = forget_erasures(kept, ["a"], ["b"])
+    with pytest.raises(CorruptError, match="restore it from a copy"):
+        kept.home.erase("t", ids=["a"], why="request")
+    assert {each.kind for each in day.verify(deep=True).problems} == {"size"}
+    assert kept.home.erase("t", ids=["b"], why="request").is_clean  # now all are repeated
+    assert archived_ids(day) == ["c", "d"]
+    assert day.verify(deep=True, source=True).problems == []
+
+
+def test_repeated_delete_removes_dead_letters_that_a_replay_replaced(
+    kept: Restorable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.home.append("t", [Event(b"bad", id=each) for each in "ab"])
+    kept.day.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(dead_letters, "remove_replaced", lambda *_: 0)  # it dies before that
+        kept.day.replay(parser="timestamp")
+    kept.save()
+    assert kept.home.erase("t", ids=["a"], why="request").is_clean
+    day = kept.restore()
+    kept.put_missing_back()
+    assert kept.home.erase("t", ids=["a"], why="request").is_clean
+    assert archived_ids(day) == ["b"]
+    assert day.verify(deep=True, source=True).problems == []
 
 
 def forget_a_replay(kept: Restorable) -> ArchiveHandle:

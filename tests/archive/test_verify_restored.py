@@ -13,8 +13,10 @@ from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, fill
 from tidelog import Home
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.archive.verify_checks import Problem, check_decided
+from tidelog.catalog.base import Put
 from tidelog.coordination.commits import load_manifest, read_commits
 from tidelog.coordination.pipeline_rows import read_intent
+from tidelog.erasure.rewrite import PartitionRewriter, erase_from_archives
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry
 from tidelog.pipeline.cycle import Cycle
@@ -90,3 +92,27 @@ def test_file_in_the_place_of_a_decided_one_is_named(home: Home) -> None:
     home.store.delete([files[0].target])  # a person moves it out
     assert cycle(home, archive, 2).errors == {}
     assert problems(home, archive) == []
+
+
+def test_missing_manifest_of_a_rewrite_is_named_with_its_files(home: Home) -> None:
+    """The catalog was copied when an erasure had replaced a file, and not committed it yet."""
+    archive = an_archive(home, parser=AT_OR_WHEN)
+    cycle(home, archive, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PartitionRewriter, "_count_row", _die)
+        with pytest.raises(Crash):
+            erase_from_archives(home.context, home.topic("t"), {0: {1}})
+    assert problems(home, archive) == []
+    (committed,) = read_commits(home.context, archive.pipeline(), "t/0")
+    data = home.store.get(committed.rewrite)
+    home.store.delete([committed.rewrite])
+    (found,) = problems(home, archive)
+    assert found.kind == "size"
+    assert committed.rewrite in found.do
+    home.store.put(committed.rewrite, data)
+    erase_from_archives(home.context, home.topic("t"), {0: {1}})
+    assert problems(home, archive) == []
+
+
+def _die(*_: object) -> list[Put]:
+    raise Crash

@@ -353,6 +353,21 @@ def test_erasure_of_an_archive_reaches_a_range_that_is_under_way(home: Home) -> 
     assert held(home, archive) == ["v4"]
 
 
+def test_erasure_is_not_clean_while_a_copy_has_a_range_under_way(home: Home) -> None:
+    archive, copy = an_archive(home, "daily"), an_archive(home, "copy", source="archive:daily")
+    drive(home, archive)
+    _stalled(home, copy)
+    home.delete_topic("t", past_readers=True)
+    why = home.reason(**WHY)
+    done = erase_archived(home.context, archive, why, ids=["id-4"])
+    assert (done.events, done.is_waiting, done.is_clean) == (1, True, False)
+    assert "archive `copy`: a range of generation 1 is under way" in done.left[0]
+    drive(home, copy)  # commits what was decided
+    assert "v4" in held(home, copy)
+    assert erase_archived(home.context, archive, why, ids=["id-4"]).is_waiting is False
+    assert "v4" not in held(home, copy)
+
+
 def test_erasure_of_an_archive_waits_for_its_driver(home: Home) -> None:
     archive = an_archive(home, "daily")
     _stalled(home, archive)

@@ -25,6 +25,7 @@ from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import SourceRange
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.rewrite import erase_from_archives
+from tidelog.erasure.rewrite_range import FileRewriter
 from tidelog.errors import CorruptError
 from tidelog.maintenance import pipeline_sweep as sweep
 from tidelog.maintenance.pipeline_sweep import sweep_archives
@@ -288,11 +289,12 @@ def test_an_erasure_whose_staged_copies_are_gone_begins_anew(
     assert problems(home, archive) == []
 
 
-def test_a_range_of_which_half_is_replaced_and_half_is_lost_is_told(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def half_replaced(home: Home, monkeypatch: pytest.MonkeyPatch) -> Archive:
+    """An archive whose erasure died at its second file, and whose staged copies are gone."""
     fill(home, range(1, 100))
-    drive(home, an_archive(home, "daily", parser=AT_OR_WHEN))
+    archive = an_archive(home, "daily", parser=AT_OR_WHEN)
+    drive(home, archive)
     replace = erase.PartitionRewriter._replace
 
     def half(lane: Any, before: Any, after: Any) -> None:
@@ -304,7 +306,29 @@ def test_a_range_of_which_half_is_replaced_and_half_is_lost_is_told(
         patch.setattr(erase.PartitionRewriter, "_replace", half)
         with pytest.raises(Crash):
             erase_from_archives(home.context, home.topic("t"), {0: range(3, 90)})
-    with pytest.raises(CorruptError, match="restore that copy"):
+    return archive
+
+
+def test_lost_copies_of_a_range_that_is_half_replaced_are_staged_again(
+    home: Home, half_replaced: Archive
+) -> None:
+    erase_from_archives(home.context, home.topic("t"), {0: range(3, 95)})
+    deep = ArchiveVerifyOptions(deep=True)
+    assert verify_archive(home.context, half_replaced, deep).problems == []
+    rows = archived_rows(home.context, half_replaced, ReadRequest())
+    offsets = [each for batch in rows for each in batch.column("offset").to_pylist()]
+    assert sorted(offsets) == [0, 1, 2, 95, 96, 98]  # 97 is a dead letter
+    assert list(home.store.list("staging/")) == []
+
+
+def test_lost_copies_that_come_out_different_are_reported(
+    home: Home, half_replaced: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_bytes = FileRewriter._of_events
+    monkeypatch.setattr(
+        FileRewriter, "_of_events", lambda *given: (own_bytes(*given)[0] + b" ", None)
+    )
+    with pytest.raises(CorruptError, match="restore that copy, or these files as they were before"):
         erase_from_archives(home.context, home.topic("t"), {0: range(3, 90)})
 
 

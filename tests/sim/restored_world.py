@@ -299,24 +299,11 @@ class RestoredWorld(ArchivesWorld):
         self.bare_objects.delete([key])
 
     def repeat(self, home: Home, request: _Request) -> None:
-        """Step 3: repeat a delete. An error may name another file to be put back first.
-
-        ``verify`` passes over dead letters that a replay has replaced and not deleted yet.
-        """
-        while True:
-            try:
-                if self.is_outside:
-                    self.erase_from_all(home, request.ids)
-                else:
-                    home.erase("t", ids=request.ids, why="request")
-                break
-            except CorruptError as exc:
-                key = str(exc).split("`")[1]
-                data = self.copy.objects.get(key)
-                is_same = data is None or data == self.bare_objects.find(key)
-                if is_same or not key.startswith("dead/"):
-                    raise
-                WatchedStore._store(self.bare_objects, key, data)
+        """Step 3: repeat a delete."""
+        if self.is_outside:
+            self.erase_from_all(home, request.ids)
+        else:
+            home.erase("t", ids=request.ids, why="request")
         self.repeated.update(request.ids)
         request.is_done = True
         self.done.repeated += 1
@@ -391,17 +378,22 @@ class RestoredWorld(ArchivesWorld):
         So is one of events that were appended and deleted after the copy was made, once they are
         deleted again.
         """
-        for trace in prove_erased(home.context, topic, gone).traces:
+        self._delete_forgotten(prove_erased(home.context, topic, gone))
+        lost = sorted(self.repeated - self.truth.by_id.keys())
+        if lost:
+            with self.home(self.quiet) as own:
+                self._delete_forgotten(own.erase("t", ids=lost, why="request"))
+                traces = own.erase("t", ids=lost, why="request").traces
+            assert not traces, f"the proof finds {traces[:3]} of events that were never recovered"
+        return prove_erased(home.context, topic, gone)
+
+    def _delete_forgotten(self, proof: Proof) -> None:
+        """Delete files that a proof names and tells a person to delete."""
+        for trace in proof.traces:
             if trace.do.endswith("then delete it"):
                 is_aside = "/_aside/" in trace.object and not self._has_generation(trace.object)
                 assert is_aside or trace.object in self.files_before, f"after a restore: {trace}"
                 self.move_out(trace.object)
-        lost = sorted(self.repeated - self.truth.by_id.keys())
-        if lost:
-            with self.home(self.quiet) as own:
-                traces = own.erase("t", ids=lost, why="request").traces
-            assert not traces, f"the proof finds {traces[:3]} of events that were never recovered"
-        return prove_erased(home.context, topic, gone)
 
     def check_strictly(self) -> None:
         """Live generations have no event that the source lost with its catalog."""

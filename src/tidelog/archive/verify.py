@@ -19,6 +19,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -54,7 +55,7 @@ from tidelog.concurrency import Pool
 from tidelog.connectors.archive.staging import is_published
 from tidelog.connectors.by_url import store_at
 from tidelog.context import Context
-from tidelog.coordination.commits import Manifests, load_manifest, read_commits
+from tidelog.coordination.commits import Manifests, load_manifest, lost_rewrites, read_commits
 from tidelog.coordination.pipeline_rows import (
     ReplayedRange,
     Replays,
@@ -82,7 +83,6 @@ _RESTORE_FIRST = (
     "leave it: a manifest or row that is missing or damaged may name it; restore that from a copy, "
     "then verify again"
 )
-
 _NONE: Offsets = np.empty(0, np.int64)
 
 
@@ -152,10 +152,6 @@ class _PartitionRows:
         return cls(intent, head, commits, Manifests(context, pipeline, partition))
 
 
-def _size_of(work: RangeFiles) -> int:
-    return work.size
-
-
 class _VerifyLook:
     """One look at one generation."""
 
@@ -188,7 +184,8 @@ class _VerifyLook:
         runner, name = self.context.tasks, self._archive.name
         if runner is not None:
             work = self._ranges((pipeline, replay_pipeline(pipeline)), partitions)
-            for each, found in runner.run(f"verify archive {name}", check_range, work, _size_of):
+            size = attrgetter("size")
+            for each, found in runner.run(f"verify archive {name}", check_range, work, size):
                 if found is not None:
                     self._ahead[each.key] = found
                     self._how.progress(each.size)
@@ -523,8 +520,7 @@ class _VerifyLook:
         if size == file.size:
             return True
         if not self._is_replaced(manifest, file):
-            kind, what = problem
-            self.tally.add(Problem(kind, file.target, what, self._restore))
+            self.tally.add(self._file_problem(manifest, file, *problem))
         elif file.kind != "sidecar":
             self._recount.found(file.kind, file.events)  # they were there
         return False
@@ -536,7 +532,7 @@ class _VerifyLook:
         except (CorruptError, NotFoundError, InvalidError) as exc:
             if self._is_replaced(manifest, file):
                 return file.events  # they were there when its row was read
-            return Problem("contents", file.target, str(exc), self._restore)
+            return self._file_problem(manifest, file, "contents", str(exc))
         if events != file.events:
             what = f"holds {events} events, its manifest says {file.events}"
             return Problem("contents", file.target, what, self._restore)
@@ -549,7 +545,15 @@ class _VerifyLook:
         except (CorruptError, NotFoundError, InvalidError) as exc:
             if self._is_replaced(manifest, file):
                 return file.events  # they were there when its row was read
-            return Problem("contents", file.target, str(exc), self._restore)
+            return self._file_problem(manifest, file, "contents", str(exc))
+
+    def _file_problem(self, manifest: Manifest, file: FileEntry, kind: str, what: str) -> Problem:
+        """Returns a problem of a file, which may need the manifest of its rewrite too."""
+        own, do = self._archive.pipeline(self.tally.generation), self._restore
+        for pipeline in (own, replay_pipeline(own)):
+            for key in lost_rewrites(self.context, pipeline, manifest.partition, file.target):
+                do = f"restore manifest `{key}` too, if a copy has it; {do}"
+        return Problem(kind, file.target, what, do)
 
     def _is_replaced(self, manifest: Manifest, file: FileEntry) -> bool:
         """Returns whether a file has changed as recorded since its rows were read.

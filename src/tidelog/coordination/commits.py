@@ -14,6 +14,7 @@ read once more, past the cache, and only what fails twice counts as damaged.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, dropwhile, groupby
 from typing import NamedTuple
 
@@ -23,14 +24,16 @@ from tidelog.errors import CorruptError, NotFoundError
 from tidelog.model import layout
 from tidelog.model.pipeline import Commit, Manifest, read_manifest
 from tidelog.model.topic import decode_row
-from tidelog.store.base import Store
+from tidelog.store.base import Store, object_exists
 from tidelog.store.wrappers import reread
 
 __all__ = [
     "CommitRow",
     "Manifests",
     "load_manifest",
+    "lost_rewrites",
     "manifest_of_range",
+    "manifests_by_range",
     "newest_commits",
     "read_commit_rows",
     "read_commits",
@@ -128,6 +131,32 @@ def read_commit_rows(
 def load_manifest(store: Store, key: str) -> Manifest:
     """Returns a manifest. Raises ``NotFoundError``, and ``CorruptError`` for a damaged one."""
     return reread(store, key, lambda _: read_manifest(store.get(key), key))
+
+
+def lost_rewrites(context: Context, pipeline: str, partition: str, target: str) -> Iterator[str]:
+    """Yields missing manifests by which an erasure was to replace that of a file, or has begun to.
+
+    A copy of the store has such a manifest if the erasure had decided it when the copy was made.
+    """
+    for row in read_commit_rows(context, pipeline, partition):
+        if row.committed.rewrite and not object_exists(context.store, row.committed.rewrite):
+            with suppress(NotFoundError, CorruptError):
+                parts = load_manifest(context.store, row.committed.manifest).parts
+                if any(file.target == target for part in parts for file in part.files):
+                    yield row.committed.rewrite
+
+
+def manifests_by_range(
+    store: Store, pipeline: str, partition: str
+) -> dict[tuple[str, str], list[Manifest]]:
+    """Returns all manifests of a source partition, by start and end; also what no row names."""
+    found: dict[tuple[str, str], list[Manifest]] = {}
+    folder = f"{layout.manifests(pipeline)}{layout.manifest_folder(partition)}/"
+    for info in store.list(folder):
+        with suppress(NotFoundError, CorruptError):  # swept meanwhile, or damaged
+            manifest = load_manifest(store, info.key)
+            found.setdefault((manifest.start, manifest.end), []).append(manifest)
+    return found
 
 
 def read_manifests(

@@ -138,7 +138,8 @@ class ErasedFromArchives:
     @property
     def is_clean(self) -> bool:
         """Returns whether something was found, and nothing of it is left in an archive."""
-        return bool(self.found) and not self.unseen and not self.left and not self.named
+        is_left = self.unseen or self.left or self.named or self.is_waiting
+        return bool(self.found) and not is_left
 
 
 class TopicPlaces(NamedTuple):
@@ -388,7 +389,8 @@ def erase_archived(
     """Erases what an archive holds under ids or a key, from its files and from its copies.
 
     Archives that it was made of are searched, but keep the events: ``left`` names those that do,
-    and ranges of this one that were under way for longer than ten seconds.
+    ranges of this one that were under way for longer than ten seconds, and copies that have a range
+    under way.
     ``named`` lists files whose folders have names from erased events. Raises ``InvalidError`` if
     such an event comes from an existing topic: delete it there. Safe to repeat and to kill: the
     scribe resumes.
@@ -411,7 +413,11 @@ def erase_archived(
     with sent.unknown_if_any(f"erase from archive `{archive.name}`", "erase again"):
         found = _record_all(search.look(), search.wait_and_look, record)
         done = tuple(finish_archive(context, archive))
-        left = (*search.unfinished_ranges(), *_left(context, archive, sought))
+        left = (
+            *search.unfinished_ranges(),
+            *_waiting_copies(archive, done),
+            *_left(context, archive, sought),
+        )
         covered = [copy.archive for copy in copies_of(context, archive)]
         copied = copies_of_archives(context, {each.name for each in covered})
         redact_reasons(context, covered, sought.deletions)
@@ -429,6 +435,17 @@ def erase_archived(
         named=named,
         is_waiting=bool(search.unfinished) or any(each.waiting for each in done),
     )
+
+
+def _waiting_copies(archive: Archive, done: Iterable[ArchiveErasure]) -> Iterator[str]:
+    """Yields messages about copies of an archive that have read such events, maybe."""
+    waiting = {(each.archive, each.generation) for each in done if each.waiting}
+    for name, generation in sorted(waiting):
+        if name != archive.name:
+            yield (
+                f"archive `{name}`: a range of generation {generation} is under way that may hold "
+                f"such events: run it, then `tidelog archive erase {archive.name} --prove`"
+            )
 
 
 def _left(context: Context, archive: Archive, sought: EventMatcher) -> Iterator[str]:

@@ -21,8 +21,9 @@ steps 3 and 4 the bytes of a file differ from its manifest: a reader of the mani
 and reads again. A table that cannot be reached does not stop the erasure: the row stays at step 6,
 a later erasure from the same range still begins at step 1, and the error is raised at the end. If a
 staged copy was deleted before its file was replaced, the range begins again at step 1, with another
-key. A file of dead letters that a replay replaced may be deleted at any step, and counts as done.
-So does a generation that is dropped meanwhile, whose files go before its rows.
+key. If other files of the range were replaced by then, that copy is staged again. A file of dead
+letters that a replay replaced may be deleted at any step, and counts as done. So does a generation
+that is dropped meanwhile, whose files go before its rows.
 
 With a task runner, tasks stage files (step 2) and replace them (step 3). A task that runs twice
 stages under other names, which sweeps delete, and replaces a file once, by its etag.
@@ -39,6 +40,7 @@ from operator import attrgetter
 import msgspec
 import numpy as np
 
+from tidelog.archive.dead_letters import remove_replaced
 from tidelog.archive.derived_archives import (
     UNKNOWN_ORIGIN,
     Origin,
@@ -49,13 +51,13 @@ from tidelog.archive.derived_archives import (
 )
 from tidelog.archive.generations import finish_removals
 from tidelog.archive.tables import correct_entries
-from tidelog.catalog.base import ABSENT, Put, Row
+from tidelog.catalog.base import ABSENT, Check, Put, Row
 from tidelog.catalog.update import pause, rounds
 from tidelog.concurrency import TaskRunner
 from tidelog.connectors.archive.staging import discard_files
 from tidelog.connectors.by_url import files_at
 from tidelog.context import Context
-from tidelog.coordination.commits import load_manifest, read_commit_rows
+from tidelog.coordination.commits import load_manifest, manifests_by_range, read_commit_rows
 from tidelog.coordination.pipeline_rows import (
     read_archive,
     read_erased_row,
@@ -71,9 +73,10 @@ from tidelog.erasure.rewrite_range import (
     RangeRewrite,
     RangeRewriter,
     Values,
+    changed_files,
+    files_of,
     holds_here,
     manifest_without,
-    matches_entry,
     replace_file,
     replace_here,
     stage_here,
@@ -306,6 +309,10 @@ class PartitionRewriter:
         written_as = self._archive.format_of(self._generation)
         return RangeRewriter(self._store, written_as, self.values, self.output)
 
+    @cached_property
+    def _manifests(self) -> Mapping[tuple[str, str], Sequence[Manifest]]:
+        return manifests_by_range(self._context.store, self._pipeline, self._partition)
+
     def rows(self, wanted: Offsets) -> Iterator[str]:
         """Yields the commits that may hold some of these offsets."""
         for row in list(read_commit_rows(self._context, self._pipeline, self._partition)):
@@ -340,7 +347,7 @@ class PartitionRewriter:
             except (CorruptError, NotFoundError):
                 if self._is_dropped():
                     return  # its files are deleted before its rows
-                if not self._has_moved(row):
+                if not self._has_moved(row) and not self._repair(row, committed, wanted):
                     raise
 
     def work_of(self, number: int, each: RangeToSettle) -> RangeRewrite | None:
@@ -386,7 +393,7 @@ class PartitionRewriter:
                 old = load_manifest(self._context.store, committed.manifest)
                 if tuple(old.parts) == work.parts:  # else others have erased more of them since
                     self._staged[committed.rewrite] = entries
-                    changed = _changed_files(old, self._decide_or_read(committed, old, each.wanted))
+                    changed = changed_files(old, self._decide_or_read(committed, old, each.wanted))
                     entries = self._staged.pop(committed.rewrite, {})
             discard_files(self._store, list(entries.values()))
             files = (FileReplace(work.number, work.store, *pair) for pair in changed)
@@ -437,13 +444,47 @@ class PartitionRewriter:
         found = self._context.catalog.get(self._where, row.row)
         return found is None or found.version != row.version
 
+    def _repair(self, row: Row, committed: Commit, wanted: Offsets) -> bool:
+        """Returns whether files are no longer in the way that a restored catalog does not know.
+
+        Earlier erasures have rewritten them: dead letters that a replay has replaced, which no
+        event needs, and files that lack nothing except erased events.
+        """
+        with contextlib.suppress(NotFoundError, CorruptError):
+            if remove_replaced(self._context, self._store, self._archive, self._generation):
+                return True
+        head, found = self._context.catalog.get(self._where, "head"), None
+        with contextlib.suppress(NotFoundError, CorruptError):
+            old = load_manifest(self._context.store, committed.manifest)
+            begun = self._begun(committed)
+            others = [
+                each for each in self._manifests.get((old.start, old.end), ()) if each != begun
+            ]
+            found = self._ranges.find_rewrite(old, others, wanted)
+        if found is None or head is None:
+            return False
+        key = self._new_manifest()  # a sweep may delete the forgotten one at any time
+        self._context.store.put(key, seal_json(found))
+        resumed = msgspec.structs.replace(committed, rewrite=key)
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            self._write(row, resumed, Check("head", head.version))
+        return True
+
+    def _begun(self, committed: Commit) -> Manifest | None:
+        """Returns the manifest of the rewrite that a row names; None if it is not decided."""
+        with contextlib.suppress(NotFoundError, CorruptError):
+            return load_manifest(self._context.store, committed.rewrite or committed.manifest)
+        return None
+
     def _intend(self, row: Row, committed: Commit) -> None:
         """Step 1."""
         self.has_changed = True
+        self._write(row, msgspec.structs.replace(committed, rewrite=self._new_manifest()))
+
+    def _new_manifest(self) -> str:
         head = read_progress(self._context, self._pipeline, self._partition)
         epoch = head.epoch if head else 0
-        key = layout.manifest(self._pipeline, epoch, self._partition, self._context.ids.new())
-        self._write(row, msgspec.structs.replace(committed, rewrite=key))
+        return layout.manifest(self._pipeline, epoch, self._partition, self._context.ids.new())
 
     def _carry_out(
         self, row: Row, committed: Commit, wanted: Offsets, report: ArchiveErasure
@@ -451,8 +492,9 @@ class PartitionRewriter:
         """Steps 2 to 4."""
         old = load_manifest(self._context.store, committed.manifest)
         new = self._decide_or_read(committed, old, wanted)
-        changed = _changed_files(old, new)
-        if self._is_lost([each for each in changed if self._ranges.is_there(each[1])]):
+        changed = changed_files(old, new)
+        there = [each for each in changed if self._ranges.is_there(each[1])]
+        if self._ranges.has_lost_copies(old, new, there):
             self._intend(row, committed)
             return
         for before, after in changed:
@@ -518,27 +560,6 @@ class PartitionRewriter:
         """Returns the manifest of a range with its staged files."""
         return manifest_without(old, staged, wanted)
 
-    def _is_lost(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> bool:
-        """Returns whether a staged copy that is still needed is gone, so all must begin again.
-
-        Raises ``CorruptError`` if it cannot, because some files were replaced.
-        """
-        gone = [each for each in changed if not self._ranges.exists(each[1].staged)]
-        needed = [after for before, after in gone if self._holds(before)]
-        if not needed:
-            return False
-        if any(self._holds(after) for _, after in changed):
-            raise CorruptError(
-                f"archive file `{needed[0].target}`: the copy without erased events "
-                f"`{needed[0].staged}` is gone, and other files of its range were replaced: "
-                "restore that copy",
-                file=needed[0].target,
-            )
-        return True
-
-    def _holds(self, entry: FileEntry) -> bool:
-        return matches_entry(self._store.get(entry.target), entry)
-
     def _replace(self, before: FileEntry, after: FileEntry) -> None:
         """Step 3 for one file."""
         if after not in self._replaced:
@@ -546,7 +567,7 @@ class PartitionRewriter:
 
     def _correct_tables(self, row: Row, committed: Commit, report: ArchiveErasure) -> bool:
         """Steps 5 to 7. Returns whether every table could be corrected."""
-        files = _files(load_manifest(self._context.store, committed.manifest))
+        files = files_of(load_manifest(self._context.store, committed.manifest))
         discard_files(self._store, files)
         correct_entries(self._context, self._archive, self._generation, files, report.failed)
         if report.failed:
@@ -554,25 +575,12 @@ class PartitionRewriter:
         self._write(row, msgspec.structs.replace(committed, rewrite=""))
         return True
 
-    def _write(self, row: Row, committed: Commit, *more: Put) -> None:
+    def _write(self, row: Row, committed: Commit, *more: Put | Check) -> None:
         change = Put(row.row, encode_row(committed), expect=row.version)
         self._context.catalog.write(self._where, change, *more, write_id=self._context.ids.new())
 
     def _decode(self, row: Row) -> Commit:
         return decode_row(row.value, Commit, f"commit `{row.row}`")
-
-
-def _changed_files(old: Manifest, new: Manifest) -> list[tuple[FileEntry, FileEntry]]:
-    return [
-        (before, after)
-        for before, after in zip(_files(old), _files(new), strict=True)
-        if before.crc != after.crc or before.size != after.size
-    ]
-
-
-def _files(manifest: Manifest) -> list[FileEntry]:
-    """Returns the files of all its ranges."""
-    return [file for part in manifest.parts for file in part.files]
 
 
 def _may_hold(committed: Commit, wanted: Offsets) -> bool:

@@ -15,7 +15,7 @@ Everything that a task could not do is done by the caller.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
 from tidelog.connectors.archive.staging import Spool, Uploads
 from tidelog.errors import (
+    AlreadyExistsError,
     ConflictError,
     CorruptError,
     InternalError,
@@ -54,7 +55,9 @@ __all__ = [
     "RangeRewrite",
     "RangeRewriter",
     "Values",
+    "changed_files",
     "file_busy",
+    "files_of",
     "holds_here",
     "manifest_without",
     "matches_entry",
@@ -107,6 +110,75 @@ class RangeRewriter:
                 if rewritten is not None:
                     self._stage(uploads, list(part.files), file, rewritten)
         return {entry.target: entry for entry in uploads.close()}
+
+    def has_lost_copies(
+        self, old: Manifest, new: Manifest, changed: Sequence[tuple[FileEntry, FileEntry]]
+    ) -> bool:
+        """Returns whether a staged copy that is still needed is gone, so all must begin again.
+
+        If some files were replaced, it cannot: then this stages such a copy again. That happens
+        after a restore of the catalog and of some files. Raises ``CorruptError`` if the copy comes
+        out different.
+        """
+        gone = [each for each in changed if not self.exists(each[1].staged)]
+        needed = [(before, after) for before, after in gone if self._holds(before)]
+        replaced = [after.target for _, after in changed if needed and self._holds(after)]
+        for before, after in needed if replaced else ():
+            parts = zip(old.parts, new.parts, strict=True)
+            part, then = next(each for each in parts if before in each[0].files)
+            if not self._stage_again(part, before, after, then.erased):
+                raise CorruptError(
+                    f"archive file `{after.target}`: the copy without erased events "
+                    f"`{after.staged}` is gone, and other files of its range were replaced: "
+                    "restore that copy, or these files as they were before: "
+                    + ", ".join(f"`{each}`" for each in replaced),
+                    file=after.target,
+                )
+        return bool(needed) and not replaced
+
+    def _stage_again(
+        self, part: Manifest, before: FileEntry, after: FileEntry, erased: Sequence[int]
+    ) -> bool:
+        """Uploads a copy of a file without erased events. Returns False if it is another one.
+
+        The same events make the same bytes, unless another version of a format's library runs.
+        """
+        is_beside = before.kind == "sidecar"
+        named = self._rewriter.sidecar_name if is_beside else lambda target: target
+        file = next(
+            each
+            for each in part.files
+            if each.kind != "sidecar" and named(each.target) == before.target
+        )
+        try:
+            made = self._rewriter.without(part, file, np.array(erased, np.int64))
+        except CorruptError:  # its sidecar was replaced
+            return False
+        data = None if made is None else made.sidecar if is_beside else made.data
+        if data is None or not matches_entry(data, after):
+            return False
+        with contextlib.suppress(AlreadyExistsError):
+            self._store.put(after.staged, data)
+        return True
+
+    def find_rewrite(
+        self, old: Manifest, others: Iterable[Manifest], wanted: Offsets
+    ) -> Manifest | None:
+        """Returns the manifest by which files of a range were rewritten; None if none was.
+
+        These files lack nothing except wanted events, and keep their values.
+        """
+        for new in others if self._values is None else ():
+            if _is_rewrite(old, new, wanted):
+                there = [each for each in changed_files(old, new) if self.is_there(each[1])]
+                held = [self._holds(after) for _, after in there]
+                left = (each for (each, _), is_new in zip(there, held, strict=True) if not is_new)
+                if any(held) and all(map(self._holds, left)):
+                    return new
+        return None
+
+    def _holds(self, entry: FileEntry) -> bool:
+        return matches_entry(self._store.get(entry.target), entry)
 
     def is_there(self, file: FileEntry) -> bool:
         """Returns whether a file exists: a replay deletes files of dead letters, never data files.
@@ -175,6 +247,36 @@ def _left_in(parts: Sequence[Manifest], wanted: Offsets) -> Iterator[tuple[Manif
     """Yields ranges with the offsets that were not erased from them before."""
     for part in parts:
         yield part, np.setdiff1d(wanted, np.array(part.erased, np.int64))
+
+
+def _is_rewrite(old: Manifest, new: Manifest, wanted: Offsets) -> bool:
+    """Returns whether manifests are of the same files, of which one lacks wanted events besides."""
+    if len(old.parts) != len(new.parts):
+        return False
+    for part, then in zip(old.parts, new.parts, strict=True):
+        files = [(each.target, each.updated) for each in part.files]
+        more = np.setdiff1d(np.array(then.erased, np.int64), np.array(part.erased, np.int64))
+        if (
+            msgspec.structs.replace(then, files=part.files, erased=part.erased) != part
+            or [(each.target, each.updated) for each in then.files] != files
+            or not np.isin(more, wanted).all()
+        ):
+            return False
+    return True
+
+
+def changed_files(old: Manifest, new: Manifest) -> list[tuple[FileEntry, FileEntry]]:
+    """Returns the files that a rewrite replaces, before and after it."""
+    return [
+        (before, after)
+        for before, after in zip(files_of(old), files_of(new), strict=True)
+        if before.crc != after.crc or before.size != after.size
+    ]
+
+
+def files_of(manifest: Manifest) -> list[FileEntry]:
+    """Returns the files of all its ranges."""
+    return [file for part in manifest.parts for file in part.files]
 
 
 def replace_file(store: Store, before: FileEntry, after: FileEntry) -> None:
