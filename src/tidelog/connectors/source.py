@@ -131,6 +131,7 @@ class Bounds:
     gaps: tuple[Gap, ...] = ()  # what an archive lacks between them
     identity: bytes = b""  # a note that finds the partition again before anything of it was read
     may_be_behind: bool = False  # an archive: its end may be before what a reader has read
+    until_ms: int | None = None  # later events are behind the end, if it is not the present
 
 
 @dataclass(frozen=True, slots=True)

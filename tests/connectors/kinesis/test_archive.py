@@ -485,6 +485,46 @@ def test_a_quiet_shard_is_neither_behind_nor_in_the_way_of_finalizing(
     assert lags[1] == 0
 
 
+def test_lagging_chain_marks_no_folder_of_a_shard_that_expired(
+    home: Home, fake: FakeKinesis
+) -> None:
+    fake.ahead_ms = -30 * HOUR_MS
+    stream = Stream(fake.endpoint)
+    first = home.archives.create("first", source=stream.url(), parser="timestamp")
+    chain = home.archives.create("chain", source="archive:first", parser="timestamp")
+    put(stream, range(5))
+    assert first.run().events == chain.run().events == 5
+    put(stream, range(5, 10))
+    split(stream, 0, 2**127)
+    assert first.run().events == 5
+    for hours in (15, 0):
+        fake.ahead_ms = -hours * HOUR_MS - 1_000
+        first.run()
+    assert 0 not in fake.shards(stream.name), "the chain can read it from its archive only"
+    assert chain.finalize("0s").notices == []
+    assert chain.run().events == 5
+    (notice,) = chain.finalize("0s").notices
+    assert (notice.event, notice.events) == ("final", 10)
+
+
+def test_chain_behind_the_retention_of_its_stream_is_finalized_by_its_archive(
+    home: Home, fake: FakeKinesis
+) -> None:
+    fake.ahead_ms = -30 * HOUR_MS
+    stream = Stream(fake.endpoint)
+    first = home.archives.create("first", source=stream.url(), parser="timestamp")
+    chain = home.archives.create("chain", source="archive:first", parser="timestamp")
+    put(stream, range(5))
+    assert first.run().events == chain.run().events == 5
+    for hours in (15, 0):
+        fake.ahead_ms = -hours * HOUR_MS - 1_000
+        put(stream, range(5 + hours, 10 + hours))
+        first.run()
+    assert chain.finalize("0s").notices == []
+    assert chain.run().events == 10
+    assert sum(each.events for each in chain.finalize("0s").notices) >= 5
+
+
 def test_a_pump_into_a_topic_stores_each_record_once(home: Home, fake: FakeKinesis) -> None:
     stream = Stream(fake.endpoint, shards=2)
     home.create_topic("t", 3)
