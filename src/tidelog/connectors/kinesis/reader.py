@@ -431,7 +431,7 @@ class _Columns:
         digest.update(event_id.encode())
         self._times.append(time_ms)
         self._ids.append(digest.hexdigest())
-        self._keys.append(each.key.encode())
+        self._keys.append(each.key.encode(errors="surrogatepass"))  # JSON may have half a pair
         self._values.append(each.data)
         self._headers.append((*headers, *each.tags))
         self._bytes += len(each.data)
