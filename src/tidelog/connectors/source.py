@@ -262,6 +262,18 @@ class KnowsEnds(Protocol):
 
 
 @runtime_checkable
+class ResumingSource(Protocol):
+    """A source that may still have events before its first place, because it deletes late."""
+
+    def resume_at(self, position: str, first: str) -> str:
+        """Returns where a reader at a position continues after a loss before the first place.
+
+        Nothing that the reader has read is after it.
+        """
+        ...
+
+
+@runtime_checkable
 class GroupSource(Protocol):
     """A source whose own consumers have offsets, which others watch."""
 
@@ -509,6 +521,7 @@ OPTIONAL = (
     TimedSource,
     SparseSource,
     KnowsEnds,
+    ResumingSource,
     VanishingSource,
     DividingSource,
 )

@@ -34,7 +34,7 @@ from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.model import layout
-from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.model.archive import Archive, ArchiveFormat, Start
 from tidelog.model.event import to_iso
 from tidelog.pipeline.base import LocalWorkers, TaskOutcome
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
@@ -278,6 +278,32 @@ def test_a_loss_stops_the_archive_until_a_person_accepts_it(home: Home, fake: Fa
     ]
     assert gap.start.startswith("after:")
     assert drive(home, archive) == 0
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_accepted_loss_reads_nothing_again_that_kinesis_deletes_late(
+    home: Home, fake: FakeKinesis, monkeypatch: pytest.MonkeyPatch, start: Start
+) -> None:
+    monkeypatch.setattr(fake, "_stream", fake._found)  # it deletes nothing yet
+    stream = Stream(fake.endpoint)
+    if start == "latest":
+        put(stream, range(-5, 0))
+    fake.ahead_ms += 1_000
+    archive = home.archives.create("a", source=stream.url(), start=start)
+    fake.ahead_ms += 2_000
+    if start == "earliest":
+        put(stream, range(10))
+    archive.run()
+    fake.ahead_ms += 25 * HOUR_MS
+    put(stream, range(10, 20))
+    with pytest.raises(LostError, match="--accept-loss"):
+        archive.run()
+    assert archive.run(accept_loss=True).events == 10
+    assert archive.run().events == 0
+    assert counted(home, archive.info) == Counter(range(10 if start == "latest" else 0, 20))
+    fake.ahead_ms += 20 * HOUR_MS
+    put(stream, range(20, 25))
+    assert archive.run().events == 5
 
 
 def test_an_intent_whose_range_is_gone_does_not_stand_in_the_way(
