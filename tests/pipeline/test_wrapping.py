@@ -21,6 +21,7 @@ from tidelog.connectors.source import (
     GroupSource,
     KnowsEnds,
     ProbingSource,
+    ResumingSource,
     RowSource,
     SkippingSource,
     SparseSource,
@@ -37,6 +38,7 @@ ANSWERED: set[type] = {
     TimedSource,
     SparseSource,
     KnowsEnds,
+    ResumingSource,
     VanishingSource,
 }
 

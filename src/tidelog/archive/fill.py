@@ -74,6 +74,7 @@ from tidelog.connectors.source import (
     MissingOffsets,
     ProbingSource,
     RangeReader,
+    ResumingSource,
     SkippingSource,
     Source,
     SourcePartition,
@@ -161,6 +162,7 @@ class FillSource:
             TimedSource,
             SparseSource,
             KnowsEnds,
+            ResumingSource,
             VanishingSource,
         )
         check_wrapping(self, source, answered)

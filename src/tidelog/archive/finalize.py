@@ -6,9 +6,12 @@ A partition that has caught up with its source has reached the present, so a qui
 folder. An event from the future shows nothing: events that wait behind it may be hours old. So one
 that is more than five minutes (``CLOCK_AHEAD_MS``) ahead when it is committed does not count. The
 present is the earlier of this machine's time and the store's, so a clock that is ahead does no
-harm. The watermark is the least of these, minus the delay by which events may be late; it never
-goes back. An archive of an archive is compared with the source of the first one, whose positions it
-has too: having caught up with an archive that lags means nothing.
+harm. A change log is read some time behind the present (``Bounds.until_ms``), so a partition of it
+has reached only that time. The watermark is the least of these, minus the delay by which events may
+be late; it never goes back. An archive of an archive is compared with the source of the first one,
+whose positions it has too: having caught up with an archive that lags means nothing. What that
+source no longer lists (expired shards, deleted files and topics) is compared with the archives in
+between.
 
 A date folder with files is *final* when it ended before the watermark, however long ago. Until it
 is marked, it has a ``waiting`` row. Later files reopen it: its marker is deleted, listeners are
@@ -44,7 +47,6 @@ because the row of a reopened folder stays ``unsettled`` for another delay.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
@@ -203,9 +205,8 @@ class Finalizer:
 
     def _watermark_ms(self, now_ms: int, delay_ms: int) -> int | None:
         """Step 1. Events after the ends were read are after ``now_ms``, except late ones."""
-        source, bounds = self._ends()
         reached: list[int] = []
-        for partition, held in bounds.items():
+        for partition, (source, held) in self._ends().items():
             head = read_progress(self._context, self._archive.pipeline(), partition.text)
             position = head.position if head else held.first
             if head and head.ended:
@@ -213,9 +214,9 @@ class Finalizer:
             elif head and not head.is_of(held.incarnation):
                 waiting = True  # it was created again, with other positions
             else:
-                waiting = waits(source, SourceRange(partition, position, held.end))
+                waiting = self._waits(source, SourceRange(partition, position, held.end))
             if not waiting:
-                reached.append(now_ms)
+                reached.append(now_ms if held.until_ms is None else min(now_ms, held.until_ms))
                 continue
             totals = head.totals if head else Totals()
             time_ms = totals.path_ms if totals.path_ms >= 0 else totals.event_ms
@@ -224,15 +225,34 @@ class Finalizer:
             reached.append(min(time_ms, now_ms))
         return max(0, min(reached) - delay_ms) if reached else None
 
-    def _ends(self) -> tuple[Source, dict[SourcePartition, Bounds]]:
-        """Returns the ends of the first source of the chain that still exists, and the source."""
+    def _waits(self, source: Source, range: SourceRange) -> bool:
+        """Returns whether there may be more for the archive. Raises if its own source lost it."""
+        try:
+            return waits(source, range)
+        except NotFoundError:
+            if source is self._sources[-1]:
+                raise
+            return True  # the first source holds it no longer, and the archives in between do
+
+    def _ends(self) -> dict[SourcePartition, tuple[Source, Bounds]]:
+        """Returns what each source partition ends with, and the source that says so.
+
+        That is the first one of the chain that lists it: those after it may lag.
+        """
+        found: dict[SourcePartition, tuple[Source, Bounds]] = {}
+        missing: list[NotFoundError] = []
         for source in self._sources:
             track(self._context, self._archive.pipeline(), source)
-        for source in self._sources[:-1]:
-            with contextlib.suppress(NotFoundError):  # then the archive of it holds everything
-                return source, source.bounds(source.partitions())
-        source = self._sources[-1]
-        return source, source.bounds(source.partitions())
+        for source in self._sources:
+            try:
+                bounds = source.bounds(source.partitions())
+            except NotFoundError as exc:  # then the archives of it hold everything
+                missing.append(exc)
+            else:
+                found = {**{each: (source, held) for each, held in bounds.items()}, **found}
+        if len(missing) == len(self._sources):
+            raise missing[-1]
+        return found
 
     def _candidates(self, done: FinalizeResult) -> dict[str, DateFolder]:
         """Returns the folders that may need work, by their rows."""

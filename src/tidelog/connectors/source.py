@@ -131,6 +131,7 @@ class Bounds:
     gaps: tuple[Gap, ...] = ()  # what an archive lacks between them
     identity: bytes = b""  # a note that finds the partition again before anything of it was read
     may_be_behind: bool = False  # an archive: its end may be before what a reader has read
+    until_ms: int | None = None  # later events are behind the end, if it is not the present
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +258,18 @@ class KnowsEnds(Protocol):
 
     def ended_at(self, partition: SourcePartition, incarnation: str) -> str:
         """Returns the end of a partition of an earlier incarnation; empty if unknown."""
+        ...
+
+
+@runtime_checkable
+class ResumingSource(Protocol):
+    """A source that may still have events before its first place, because it deletes late."""
+
+    def resume_at(self, position: str, first: str) -> str:
+        """Returns where a reader at a position continues after a loss before the first place.
+
+        Nothing that the reader has read is after it.
+        """
         ...
 
 
@@ -508,6 +521,7 @@ OPTIONAL = (
     TimedSource,
     SparseSource,
     KnowsEnds,
+    ResumingSource,
     VanishingSource,
     DividingSource,
 )

@@ -51,6 +51,7 @@ from tidelog.catalog.update import Decision, Rows, update
 from tidelog.connectors.source import (
     Bounds,
     KnowsEnds,
+    ResumingSource,
     Source,
     SourcePartition,
     TrackingSource,
@@ -352,10 +353,13 @@ def lost_before(
             start=start,
             first=bounds.first,
         )
-    skipped = offsets_between(start, bounds.first) or 0
+    first = bounds.first
+    if isinstance(source, ResumingSource):
+        first = source.resume_at(start, first)
+    skipped = offsets_between(start, first) or 0
     # Explicit: the live generation of a backfill was moved past them.
     why: GapReason = "seek" if bounds.begins == "explicit" else "retention"
-    lost = (Gap(start, bounds.first, why, skipped),)
+    lost = (Gap(start, first, why, skipped),)
     check_gaps(partition, head, lost)
     return lost
 

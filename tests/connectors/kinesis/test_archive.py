@@ -34,7 +34,7 @@ from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.model import layout
-from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.model.archive import Archive, ArchiveFormat, Start
 from tidelog.model.event import to_iso
 from tidelog.pipeline.base import LocalWorkers, TaskOutcome
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
@@ -280,6 +280,32 @@ def test_a_loss_stops_the_archive_until_a_person_accepts_it(home: Home, fake: Fa
     assert drive(home, archive) == 0
 
 
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_accepted_loss_reads_nothing_again_that_kinesis_deletes_late(
+    home: Home, fake: FakeKinesis, monkeypatch: pytest.MonkeyPatch, start: Start
+) -> None:
+    monkeypatch.setattr(fake, "_stream", fake._found)  # it deletes nothing yet
+    stream = Stream(fake.endpoint)
+    if start == "latest":
+        put(stream, range(-5, 0))
+    fake.ahead_ms += 1_000
+    archive = home.archives.create("a", source=stream.url(), start=start)
+    fake.ahead_ms += 2_000
+    if start == "earliest":
+        put(stream, range(10))
+    archive.run()
+    fake.ahead_ms += 25 * HOUR_MS
+    put(stream, range(10, 20))
+    with pytest.raises(LostError, match="--accept-loss"):
+        archive.run()
+    assert archive.run(accept_loss=True).events == 10
+    assert archive.run().events == 0
+    assert counted(home, archive.info) == Counter(range(10 if start == "latest" else 0, 20))
+    fake.ahead_ms += 20 * HOUR_MS
+    put(stream, range(20, 25))
+    assert archive.run().events == 5
+
+
 def test_an_intent_whose_range_is_gone_does_not_stand_in_the_way(
     home: Home, fake: FakeKinesis
 ) -> None:
@@ -483,6 +509,46 @@ def test_a_quiet_shard_is_neither_behind_nor_in_the_way_of_finalizing(
     lags = [each.lag_s for each in read_status(home.context, archive).partitions]
     assert lags[0]
     assert lags[1] == 0
+
+
+def test_lagging_chain_marks_no_folder_of_a_shard_that_expired(
+    home: Home, fake: FakeKinesis
+) -> None:
+    fake.ahead_ms = -30 * HOUR_MS
+    stream = Stream(fake.endpoint)
+    first = home.archives.create("first", source=stream.url(), parser="timestamp")
+    chain = home.archives.create("chain", source="archive:first", parser="timestamp")
+    put(stream, range(5))
+    assert first.run().events == chain.run().events == 5
+    put(stream, range(5, 10))
+    split(stream, 0, 2**127)
+    assert first.run().events == 5
+    for hours in (15, 0):
+        fake.ahead_ms = -hours * HOUR_MS - 1_000
+        first.run()
+    assert 0 not in fake.shards(stream.name), "the chain can read it from its archive only"
+    assert chain.finalize("0s").notices == []
+    assert chain.run().events == 5
+    (notice,) = chain.finalize("0s").notices
+    assert (notice.event, notice.events) == ("final", 10)
+
+
+def test_chain_behind_the_retention_of_its_stream_is_finalized_by_its_archive(
+    home: Home, fake: FakeKinesis
+) -> None:
+    fake.ahead_ms = -30 * HOUR_MS
+    stream = Stream(fake.endpoint)
+    first = home.archives.create("first", source=stream.url(), parser="timestamp")
+    chain = home.archives.create("chain", source="archive:first", parser="timestamp")
+    put(stream, range(5))
+    assert first.run().events == chain.run().events == 5
+    for hours in (15, 0):
+        fake.ahead_ms = -hours * HOUR_MS - 1_000
+        put(stream, range(5 + hours, 10 + hours))
+        first.run()
+    assert chain.finalize("0s").notices == []
+    assert chain.run().events == 10
+    assert sum(each.events for each in chain.finalize("0s").notices) >= 5
 
 
 def test_a_pump_into_a_topic_stores_each_record_once(home: Home, fake: FakeKinesis) -> None:

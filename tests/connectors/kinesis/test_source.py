@@ -116,6 +116,16 @@ def test_records_come_in_order_with_all_that_they_have(stream: Stream) -> None:
     assert len({row["id"] for row in found}) == 700
 
 
+def test_key_with_half_a_surrogate_pair_stops_no_other_record(fake: FakeKinesis) -> None:
+    stream = Stream(fake.endpoint)
+    stream.put([("before", b"1"), ("half", b"2"), ("after", b"3")])
+    fake.shards(stream.name)[0].records[1].key = "\ud800"  # JSON of other clients may have it
+    source = stream.source()
+    found, _ = rows(source, *source.partitions())
+    assert [row["value"] for row in found] == [b"1", b"2", b"3"]
+    assert found[1]["key"] == b"\xed\xa0\x80"
+
+
 @pytest.mark.server
 def test_reading_goes_on_where_it_ended(stream: Stream) -> None:
     stream.put([("k", b"%d" % n) for n in range(10)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -18,6 +19,8 @@ from tidelog.archive.generations import promote
 from tidelog.archive.status import read_status
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.connectors.scylla.session import close_sessions
+from tidelog.connectors.scylla.streams import ChangePosition
+from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.model.archive import ArchiveFormat
 from tidelog.settings import Settings
@@ -88,4 +91,72 @@ def test_chain_resumes_after_a_promote(home: Home, cassandra_server: Cassandra) 
     time.sleep(2.6)
     assert drive(home, home.archives.get("orders").info) == 1
     assert drive(home, copy) == 1
+    play.close()
+
+
+@pytest.mark.server
+def test_finalize_goes_no_further_than_the_lag_of_its_source(
+    home: Home, cassandra_server: Cassandra
+) -> None:
+    play = Play(cassandra_server)
+    hour_ms = 3_600_000
+    this_ms = int(time.time() * 1000) // hour_ms * hour_ms
+    play.begin_generation(this_ms - 8 * hour_ms)
+    for number in range(40):  # four hours of changes, every six minutes
+        row = Row("insert", f"r{number % 9}", number, {"state": "new"})
+        play.write(this_ms - 7 * hour_ms + number * 360_000, row)
+    archive = home.archives.create(
+        "orders", source=play.url(lag="5h"), parser="timestamp", granularity="hour"
+    )
+    read = archive.run().events
+    assert 10 < read < 40
+    notices = archive.finalize("0s").notices
+    assert [each.events for each in notices] == [10] * (read // 10), "none of a part of an hour"
+    watermark_ms = home.archives.get("orders").info.watermark_ms
+    assert watermark_ms is not None
+    assert watermark_ms <= int(time.time() * 1000) - 5 * hour_ms
+    play.close()
+
+
+@pytest.mark.server
+def test_range_of_a_generation_that_was_announced_late_is_verified(
+    home: Home, cassandra_server: Cassandra
+) -> None:
+    play = Play(cassandra_server)
+    now_ms = int(time.time() * 1000)
+    play.begin_generation(now_ms - 600_000)
+    play.write(now_ms - 500_000, Row("insert", "r1", 0, {"state": "new"}))
+    source = play.url(lag="2s", window="1s", groups=1)
+    archive = home.archives.create("orders", source=source, max_bytes=1)
+    assert archive.run().events == 1
+    play.begin_generation(now_ms - 100_000)
+    for number in range(1, 1_201):  # more than a range takes, so one ends before it began
+        play.write(now_ms - 99_000 + number * 60, Row("insert", "r1", number, {"state": "new"}))
+    assert archive.run().events == 1_200
+    assert archive.verify(deep=True, source=True).problems == []
+    play.close()
+
+
+@pytest.mark.server
+def test_seek_to_the_latest_can_be_undone_and_moved_on_from(
+    home: Home, cassandra_server: Cassandra
+) -> None:
+    play = Play(cassandra_server)
+    now_ms = int(time.time() * 1000)
+    play.begin_generation(now_ms - 600_000)
+    archive = home.archives.create("orders", source=play.url(lag="2s", groups=1))
+    play.write(now_ms - 500_000, Row("insert", "r1", 0, {"state": "new"}))
+    assert archive.run().events == 1
+    play.write(int(time.time() * 1000), Row("insert", "r1", 1, {"state": "new"}))
+    time.sleep(2.6)
+    (move,) = archive.seek("latest")
+    assert move.position is not None
+    assert move.to == ChangePosition.parse(move.to).plain.text, "a place, not a limit"
+    further = replace(ChangePosition.parse(move.to), time_ms=now_ms + 1_000_000).text
+    assert archive.plan_seek(move.position)[0].to == move.position
+    with pytest.raises(InvalidError, match="outside"):
+        archive.seek(further)
+    archive.seek(move.position)
+    assert archive.run().events == 1
+    assert archive.verify(deep=True, source=True).problems == []
     play.close()

@@ -21,8 +21,9 @@ is where reading resumes::
 ``@<ms>`` after a place means that all records which arrived before that time are read. With the
 retention of the stream this shows whether records may be lost: Kinesis itself silently begins at
 its oldest record if asked for a deleted one. A stream that is younger than its retention begins at
-``oldest@<ms>``, the time of its creation. ``^<ms>`` after the first place of a shard means that
-records from before that time are deleted.
+``oldest@<ms>``, the time of its creation. ``^<ms>`` after the first place of a shard, or where a
+reader continues after a loss, means that records from before that time are deleted. Kinesis may
+delete them later than that, so a reader continues after its last record, not at the oldest one.
 
 A *limit* is ``until:<ms>``, the time up to which to read, or ``end``. ``,<n>`` after it ends a
 range after about n events. The end of an open shard is the current time.
@@ -98,6 +99,10 @@ class ShardPosition:
     def seen(self, time_ms: int) -> ShardPosition:
         """Returns the same place, with everything that arrived before a time read."""
         return replace(self, seen_ms=max(0, time_ms), held_ms=None)
+
+    def held(self, held_ms: int | None) -> ShardPosition:
+        """Returns the same place, with everything that arrived before a time deleted."""
+        return replace(self, seen_ms=None, held_ms=held_ms)
 
     @classmethod
     def parse(cls, text: str) -> ShardPosition:
@@ -177,7 +182,8 @@ def _is_lost(here: ShardPosition, held_ms: int) -> bool:
         return here.seen_ms < held_ms
     if here.kind != "at" and here.held_ms is None:
         return False
-    return max(here.value, here.held_ms or 0) + _LATE_MS < held_ms
+    known_ms = here.value if here.kind == "at" else 0
+    return max(known_ms, here.held_ms or 0) + _LATE_MS < held_ms
 
 
 def _is_time(text: str) -> bool:
@@ -431,7 +437,7 @@ class _Columns:
         digest.update(event_id.encode())
         self._times.append(time_ms)
         self._ids.append(digest.hexdigest())
-        self._keys.append(each.key.encode())
+        self._keys.append(each.key.encode(errors="surrogatepass"))  # JSON may have half a pair
         self._values.append(each.data)
         self._headers.append((*headers, *each.tags))
         self._bytes += len(each.data)

@@ -44,6 +44,7 @@ from tidelog.connectors.source import (
     Parent,
     PlannedReader,
     ProbingSource,
+    ResumingSource,
     Source,
     SourcePartition,
     SourceRange,
@@ -219,6 +220,11 @@ class KinesisSource:
     def before(self, one: str, other: str) -> bool:
         return is_before(one, other)
 
+    def resume_at(self, position: str, first: str) -> str:
+        """Returns the same place: what it has deleted is skipped, and the rest may stay a while."""
+        here, there = ShardPosition.parse(position), ShardPosition.parse(first)
+        return first if here.kind == "oldest" else here.held(there.held_ms).text
+
     def count(self, start: str, end: str) -> int | None:
         """Returns None, since Kinesis does not count; 0 after the end of a closed shard."""
         return 0 if ShardPosition.parse(start).kind == "end" else None
@@ -279,3 +285,4 @@ def _reopen(url: str) -> KinesisSource:
 _source: type[Source] = KinesisSource
 _branching: type[BranchingSource] = KinesisSource
 _telling: type[ProbingSource] = KinesisSource
+_resuming: type[ResumingSource] = KinesisSource

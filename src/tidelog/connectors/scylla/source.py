@@ -199,7 +199,11 @@ class ScyllaSource:
                 end = max(begin, end, key=lambda place: place.time_ms)
             limit = self._quiet_end(each, end.limit().text)
             found[each] = Bounds(
-                begin.held(held_ms).text, limit, incarnation, begins=self._begins(held_ms)
+                begin.held(held_ms).text,
+                limit,
+                incarnation,
+                begins=self._begins(held_ms),
+                until_ms=end.time_ms,
             )
         return found
 
@@ -243,6 +247,9 @@ class ScyllaSource:
         return checked_at_end(chunks, partial(_check_table, session, plan.range))
 
     def cut(self, start: str, end: str, events: int) -> str:
+        """Returns a limit that contains the count; for zero, the start as a place to begin at."""
+        if not events:
+            return ChangePosition.parse(start).plain.text
         place = ChangePosition.parse(end)
         wanted = events if place.events is None else min(events, place.events)
         return place.limit(min(wanted, _NOTED_MAX) if self._way.remembers else wanted).text
@@ -256,8 +263,13 @@ class ScyllaSource:
         return is_before(one, other)
 
     def count(self, start: str, end: str) -> int | None:
-        """Returns None, since a change log does not count; 0 before a position that was reached."""
-        return None if is_before(start, end) else 0
+        """Returns None, since a change log does not count; 0 before a position that was reached.
+
+        A range into a generation that was announced too late may end before the time of its start.
+        """
+        begun, reached = ChangePosition.parse(start), ChangePosition.parse(end)
+        is_later = reached.generation_ms > begun.generation_ms
+        return None if is_later or is_before(start, end) else 0
 
     def fetch_row(self, key: bytes) -> dict[str, object] | None:
         """Returns the base row of a change by its event's key, as it is now; None if it is gone.
