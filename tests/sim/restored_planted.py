@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tidelog.archive import verify
+from tidelog.erasure.rewrite_range import RangeRewriter
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.lost_ranges import SettingAside
 
@@ -39,9 +40,15 @@ def staged_files_are_not_missed(patch: Patch) -> None:
     patch.setattr(verify, "check_decided", nothing)
 
 
+def forgotten_rewrites_stay_forgotten(patch: Patch) -> None:
+    """A repeated delete does not look for the manifest of a file that an erasure has rewritten."""
+    patch.setattr(RangeRewriter, "find_rewrite", lambda self, old, known, wanted: None)
+
+
 BUGS = {
     "a driver leaves forgotten ranges in the folder": ("P4", forgotten_ranges_stay),
     "a driver leaves forgotten replays in the folder": ("P4", forgotten_replays_stay),
+    "a delete refuses files that were rewritten before": ("P5a", forgotten_rewrites_stay_forgotten),
     "a file that was replayed again is set aside": ("P4a", files_written_again_are_set_aside),
     "verify does not miss staged files": ("P4a", staged_files_are_not_missed),
 }

@@ -149,13 +149,16 @@ def lost_rewrites(context: Context, pipeline: str, partition: str, target: str) 
 def manifests_by_range(
     store: Store, pipeline: str, partition: str
 ) -> dict[tuple[str, str], list[Manifest]]:
-    """Returns all manifests of a source partition, by start and end; also what no row names."""
+    """Returns what all manifests say of the ranges of a source partition, by start and end.
+
+    Also those that no row names. A range is there as often as manifests have it.
+    """
     found: dict[tuple[str, str], list[Manifest]] = {}
     folder = f"{layout.manifests(pipeline)}{layout.manifest_folder(partition)}/"
     for info in store.list(folder):
         with suppress(NotFoundError, CorruptError):  # swept meanwhile, or damaged
-            manifest = load_manifest(store, info.key)
-            found.setdefault((manifest.start, manifest.end), []).append(manifest)
+            for part in load_manifest(store, info.key).parts:
+                found.setdefault((part.start, part.end), []).append(part)
     return found
 
 

@@ -456,12 +456,8 @@ class PartitionRewriter:
         head, found = self._context.catalog.get(self._where, "head"), None
         with contextlib.suppress(NotFoundError, CorruptError):
             old = load_manifest(self._context.store, committed.manifest)
-            begun = self._begun(committed)
-            others = [
-                each for each in self._manifests.get((old.start, old.end), ()) if each != begun
-            ]
-            found = self._ranges.find_rewrite(old, others, wanted)
-        if found is None or head is None:
+            found = self._ranges.find_rewrite(old, self._manifests, wanted)
+        if found is None or head is None or found == self._begun(committed):
             return False
         key = self._new_manifest()  # a sweep may delete the forgotten one at any time
         self._context.store.put(key, seal_json(found))

@@ -15,7 +15,7 @@ Everything that a task could not do is done by the caller.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,20 +162,27 @@ class RangeRewriter:
         return True
 
     def find_rewrite(
-        self, old: Manifest, others: Iterable[Manifest], wanted: Offsets
+        self, old: Manifest, known: Mapping[tuple[str, str], Sequence[Manifest]], wanted: Offsets
     ) -> Manifest | None:
-        """Returns the manifest by which files of a range were rewritten; None if none was.
+        """Returns what the files of a commit have become; None if they are damaged, or the same.
 
-        These files lack nothing except wanted events, and keep their values.
+        ``known`` has other manifests of its ranges, by start and end. By these the files lack
+        nothing except wanted events, and keep their values.
         """
-        for new in others if self._values is None else ():
-            if _is_rewrite(old, new, wanted):
-                there = [each for each in changed_files(old, new) if self.is_there(each[1])]
-                held = [self._holds(after) for _, after in there]
-                left = (each for (each, _), is_new in zip(there, held, strict=True) if not is_new)
-                if any(held) and all(map(self._holds, left)):
-                    return new
-        return None
+        parts: list[Manifest] = []
+        for part in old.parts if self._values is None else ():
+            others = (part, *known.get((part.start, part.end), ()))
+            rewrites = (each for each in others if _is_rewrite(part, each, wanted))
+            parts += [each for each in rewrites if self._is_as_in(part, each)][:1]
+        if len(parts) != len(old.parts) or tuple(parts) == tuple(old.parts):
+            return None
+        return msgspec.structs.replace(old, ranges=tuple(parts)) if old.ranges else parts[0]
+
+    def _is_as_in(self, part: Manifest, then: Manifest) -> bool:
+        """Returns whether each file is as a rewrite leaves it, or as it was before."""
+        pairs = zip(part.files, then.files, strict=True)
+        there = [each for each in pairs if self.is_there(each[0])]
+        return all(self._holds(after) or self._holds(before) for before, after in there)
 
     def _holds(self, entry: FileEntry) -> bool:
         return matches_entry(self._store.get(entry.target), entry)
@@ -249,20 +256,15 @@ def _left_in(parts: Sequence[Manifest], wanted: Offsets) -> Iterator[tuple[Manif
         yield part, np.setdiff1d(wanted, np.array(part.erased, np.int64))
 
 
-def _is_rewrite(old: Manifest, new: Manifest, wanted: Offsets) -> bool:
-    """Returns whether manifests are of the same files, of which one lacks wanted events besides."""
-    if len(old.parts) != len(new.parts):
-        return False
-    for part, then in zip(old.parts, new.parts, strict=True):
-        files = [(each.target, each.updated) for each in part.files]
-        more = np.setdiff1d(np.array(then.erased, np.int64), np.array(part.erased, np.int64))
-        if (
-            msgspec.structs.replace(then, files=part.files, erased=part.erased) != part
-            or [(each.target, each.updated) for each in then.files] != files
-            or not np.isin(more, wanted).all()
-        ):
-            return False
-    return True
+def _is_rewrite(part: Manifest, then: Manifest, wanted: Offsets) -> bool:
+    """Returns whether two manifests are of the same range, and one lacks only wanted events."""
+    more = np.setdiff1d(np.array(then.erased, np.int64), np.array(part.erased, np.int64))
+    return (
+        msgspec.structs.replace(then, files=part.files, erased=part.erased) == part
+        and [(each.target, each.updated) for each in then.files]
+        == [(each.target, each.updated) for each in part.files]
+        and bool(np.isin(more, wanted).all())
+    )
 
 
 def changed_files(old: Manifest, new: Manifest) -> list[tuple[FileEntry, FileEntry]]:
