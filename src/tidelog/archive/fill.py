@@ -597,5 +597,4 @@ class FillFilesSource(FillSource):
         return read_known(self._context, self._tracks, {}) if self._tracks else {}
 
 
-_tracking: type[TrackingSource] = FillFilesSource
-_leaving: type[SkippingSource] = FillFilesSource
+_protocols: tuple[type[TrackingSource], type[SkippingSource]] = (FillFilesSource, FillFilesSource)

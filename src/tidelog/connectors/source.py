@@ -14,6 +14,7 @@ them asks with ``isinstance``. Whatever wraps a source passes on those in ``OPTI
     GroupSource        positions are published as a consumer group's offsets (Kafka)
     KnowsEnds          it says where a deleted partition ended: for the gap
     ProbingSource      ends are times, so only a look shows whether an event waits
+    ResumingSource     it deletes late (Kinesis): where to continue after a loss
     RowSource          it reads the row that a change belongs to (Scylla)
     SkippingSource     it does not read everything that is there: for the status
     SparseSource       large gaps between offsets: where the next event is
@@ -61,6 +62,7 @@ __all__ = [
     "PlannedReader",
     "ProbingSource",
     "RangeReader",
+    "ResumingSource",
     "RowSource",
     "SkippingSource",
     "Source",
@@ -78,7 +80,6 @@ __all__ = [
     "even_cuts",
     "missing_in",
     "offset_at",
-    "parents_of",
     "range_offsets",
     "waits",
 ]
@@ -266,10 +267,7 @@ class ResumingSource(Protocol):
     """A source that may still have events before its first place, because it deletes late."""
 
     def resume_at(self, position: str, first: str) -> str:
-        """Returns where a reader at a position continues after a loss before the first place.
-
-        Nothing that the reader has read is after it.
-        """
+        """Returns where a reader continues after a loss; nothing that it has read is after it."""
         ...
 
 
@@ -392,10 +390,7 @@ def offset_at(position: str) -> int:
 
 
 def check_incarnation(range: SourceRange, found: str) -> None:
-    """Raises ``NotFoundError`` if a range was planned for another incarnation than ``found``.
-
-    The next look at the source shows what its partition is now.
-    """
+    """Raises ``NotFoundError`` if a range was planned for another incarnation than ``found``."""
     if range.incarnation and found and range.incarnation != found:
         raise NotFoundError(
             f"source partition `{range.partition.text}`: was deleted and made again since "
@@ -453,8 +448,7 @@ class TrackingSource(Protocol):
     def seen(self) -> Mapping[SourcePartition, str]:
         """Returns ends to remember, because a partition that vanishes before its end is a loss.
 
-        ``bounds`` raises ``VanishedError`` for such a partition, also if another process saw the
-        end.
+        ``bounds`` raises ``VanishedError`` for it, also if another process saw the end.
         """
         ...
 
@@ -539,18 +533,10 @@ def check_wrapping(wrapper: Source, source: Source, answered: tuple[type, ...] =
             )
 
 
-def parents_of(
-    source: Source, partitions: Sequence[SourcePartition]
-) -> dict[SourcePartition, list[Parent]]:
-    """Returns the partitions that each one follows; in most sources none."""
-    return source.parents(partitions) if partitions and isinstance(source, BranchingSource) else {}
-
-
 def waits(source: Source, range: SourceRange) -> bool:
     """Returns whether there is anything between the start and the limit of a range."""
-    if not source.before(range.start, range.limit):
-        return False
-    return source.waits(range) if isinstance(source, ProbingSource) else True
+    is_any = source.before(range.start, range.limit)
+    return is_any and (not isinstance(source, ProbingSource) or source.waits(range))
 
 
 def bounds_apart(

@@ -49,6 +49,7 @@ from tidelog.catalog.update import Decision, Rows, update
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import (
     Bounds,
+    BranchingSource,
     KnownPartition,
     Parent,
     Source,
@@ -56,7 +57,6 @@ from tidelog.connectors.source import (
     TrackingSource,
     VanishedError,
     bounds_apart,
-    parents_of,
 )
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
@@ -86,6 +86,7 @@ __all__ = [
     "list_seen",
     "listing_version",
     "look_at_source",
+    "parents_of",
     "read_known",
     "read_seen",
     "renew_listing",
@@ -494,3 +495,10 @@ class TrackedPartitions:
                 raise claimed_error(name, partition.text) from None
             # This driver has listed it itself: in its first look, or a reply was lost.
         self._known.add(partition)
+
+
+def parents_of(
+    source: Source, partitions: Sequence[SourcePartition]
+) -> dict[SourcePartition, list[Parent]]:
+    """Returns the partitions that each one follows; in most sources none."""
+    return source.parents(partitions) if partitions and isinstance(source, BranchingSource) else {}

@@ -22,10 +22,11 @@ from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.kinesis.client import Kinesis, parse_kinesis_address
 from tidelog.connectors.kinesis.source import KinesisSource, open_kinesis
-from tidelog.connectors.source import SourcePartition, SourceRange, parents_of, waits
+from tidelog.connectors.source import SourcePartition, SourceRange, waits
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.model.address import parse_address
 from tidelog.model.event import to_iso
+from tidelog.pipeline.source_partitions import parents_of
 from tidelog.testing.scheduler import FakeClock
 
 HOUR_S = 3600
