@@ -14,6 +14,7 @@ them asks with ``isinstance``. Whatever wraps a source passes on those in ``OPTI
     GroupSource        positions are published as a consumer group's offsets (Kafka)
     KnowsEnds          it says where a deleted partition ended: for the gap
     ProbingSource      ends are times, so only a look shows whether an event waits
+    ResumingSource     it deletes late (Kinesis): where to continue after a loss
     RowSource          it reads the row that a change belongs to (Scylla)
     SkippingSource     it does not read everything that is there: for the status
     SparseSource       large gaps between offsets: where the next event is
@@ -61,6 +62,7 @@ __all__ = [
     "PlannedReader",
     "ProbingSource",
     "RangeReader",
+    "ResumingSource",
     "RowSource",
     "SkippingSource",
     "Source",
@@ -263,13 +265,10 @@ class KnowsEnds(Protocol):
 
 @runtime_checkable
 class ResumingSource(Protocol):
-    """A source that may still have events before its first place, because it deletes late."""
+    """A source that deletes late, so its first place may be before what a reader has read."""
 
     def resume_at(self, position: str, first: str) -> str:
-        """Returns where a reader at a position continues after a loss before the first place.
-
-        Nothing that the reader has read is after it.
-        """
+        """Returns where a reader continues after a loss; nothing that it has read is after it."""
         ...
 
 

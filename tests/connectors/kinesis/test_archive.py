@@ -26,7 +26,6 @@ from tests.support.named_pipelines import create_pipeline, open_named
 from tests.support.waiting import until
 from tidelog import Home
 from tidelog.archive.archive import committed_files, create_archive, open_pipeline
-from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.status import read_status
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import waits
@@ -487,68 +486,6 @@ def test_seek_skips_what_waits_and_reads_again_only_from_the_oldest(
         archive.seek("earliest")
     pump.seek("earliest", again=True)
     assert pump.run().events == 30
-
-
-def test_a_quiet_shard_is_neither_behind_nor_in_the_way_of_finalizing(
-    home: Home, fake: FakeKinesis
-) -> None:
-    stream = Stream(fake.endpoint, shards=2)
-    archive = an_archive(home, stream.url(), parser="timestamp")
-    stream.client.put_record(
-        StreamName=stream.name, PartitionKey="k", Data=b"1", ExplicitHashKey="0"
-    )
-    drive(home, archive)
-    before = time.time() * 1000
-    done = finalize(home.context, home.archives.get("a").info, FinalizeOptions(delay_ms=0))
-    assert done.watermark_ms is not None
-    assert done.watermark_ms >= before - 1
-    assert [each.lag_s for each in read_status(home.context, archive).partitions] == [0, 0]
-    stream.client.put_record(
-        StreamName=stream.name, PartitionKey="k", Data=b"2", ExplicitHashKey="0"
-    )
-    lags = [each.lag_s for each in read_status(home.context, archive).partitions]
-    assert lags[0]
-    assert lags[1] == 0
-
-
-def test_lagging_chain_marks_no_folder_of_a_shard_that_expired(
-    home: Home, fake: FakeKinesis
-) -> None:
-    fake.ahead_ms = -30 * HOUR_MS
-    stream = Stream(fake.endpoint)
-    first = home.archives.create("first", source=stream.url(), parser="timestamp")
-    chain = home.archives.create("chain", source="archive:first", parser="timestamp")
-    put(stream, range(5))
-    assert first.run().events == chain.run().events == 5
-    put(stream, range(5, 10))
-    split(stream, 0, 2**127)
-    assert first.run().events == 5
-    for hours in (15, 0):
-        fake.ahead_ms = -hours * HOUR_MS - 1_000
-        first.run()
-    assert 0 not in fake.shards(stream.name), "the chain can read it from its archive only"
-    assert chain.finalize("0s").notices == []
-    assert chain.run().events == 5
-    (notice,) = chain.finalize("0s").notices
-    assert (notice.event, notice.events) == ("final", 10)
-
-
-def test_chain_behind_the_retention_of_its_stream_is_finalized_by_its_archive(
-    home: Home, fake: FakeKinesis
-) -> None:
-    fake.ahead_ms = -30 * HOUR_MS
-    stream = Stream(fake.endpoint)
-    first = home.archives.create("first", source=stream.url(), parser="timestamp")
-    chain = home.archives.create("chain", source="archive:first", parser="timestamp")
-    put(stream, range(5))
-    assert first.run().events == chain.run().events == 5
-    for hours in (15, 0):
-        fake.ahead_ms = -hours * HOUR_MS - 1_000
-        put(stream, range(5 + hours, 10 + hours))
-        first.run()
-    assert chain.finalize("0s").notices == []
-    assert chain.run().events == 10
-    assert sum(each.events for each in chain.finalize("0s").notices) >= 5
 
 
 def test_a_pump_into_a_topic_stores_each_record_once(home: Home, fake: FakeKinesis) -> None:
