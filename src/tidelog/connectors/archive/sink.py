@@ -146,7 +146,7 @@ class ArchiveSink:
         backfill = f"`tidelog archive backfill {name} --parser PARSER`"
         if self._settings.is_building:
             return f"run `tidelog archive drop {name} {number}`, then {backfill}"
-        return f"run {backfill}"
+        return f"run {backfill}, then `tidelog archive promote {name}`"
 
     def published(self, manifest: Manifest) -> list[FileEntry]:
         store = self._store()
