@@ -127,7 +127,7 @@ def test_each_event_is_in_the_table_once_and_the_files_are_the_archives_own(
         "2026-11-17": 200,
     }
     again = register_table(home.context, archive, table)
-    assert (again.files, again.events) == (0, 0)
+    assert (again.files_added, again.events_added) == (0, 0)
     fill(home, range(600, 700))
     drive(home, archive)
     assert register_table(home.context, archive, table).events_added == 100
@@ -336,7 +336,7 @@ def test_dead_letters_that_a_replay_has_placed_come_into_the_table(home: Home, t
     archive = an_archive(home, parser=AT)
     drive(home, archive)
     first = register_table(home.context, archive, table)
-    assert 0 < first.events < 100
+    assert 0 < first.events_added < 100
     done = replay(home.context, archive, ReplayOptions(parser=AT_OR_WHEN), LocalWorkers(1))
     assert done.replayed > 0
     assert register_table(home.context, archive, table).events_added == done.replayed
@@ -360,7 +360,7 @@ def test_a_new_generation_replaces_the_old_one(home: Home, table: str) -> None:
     promoted = promote(home.context, archive.name)
     assert promoted.tables == (table,)
     (done,) = register(home.context, promoted)
-    assert done.events == 0, "promoting has brought the table over"
+    assert done.events_added == 0, "promoting has brought the table over"
     assert numbers(contents(promoted, table)) == Counter(range(100))
     paths = (
         [file.file.file_path for file in read_iceberg(table).scan().plan_files()]
@@ -383,7 +383,7 @@ def test_which_tables_an_archive_keeps(home: Home) -> None:
     kept = change_tables(home.context, archive, "delta", keep=True)
     assert change_tables(home.context, archive, "delta", keep=True).kept == kept.kept == ("delta",)
     (done,) = register(home.context, home.archives.get("daily").info)
-    assert done.events == 10
+    assert done.events_added == 10
     found = change_tables(home.context, archive, "delta", keep=False)
     assert (found.kept, found.tables) == ((), ("delta",))
     assert numbers(contents(archive, "delta")) == Counter(range(10))  # the table stays

@@ -205,7 +205,9 @@ def test_backfill_with_too_many_dead_letters_says_how_to_begin_again(tidelog: Ru
     tidelog("archive", "create", "a", "--source", "topic:t", "--parser", "json:at")
     tidelog("archive", "run", "a", "--no-spark")
     refused = tidelog("archive", "backfill", "a", "--parser", "iso8601:at", "--no-spark")
-    assert "run `tidelog archive drop a 2`, then `tidelog archive backfill a --parser" in refused.err
+    assert (
+        "run `tidelog archive drop a 2`, then `tidelog archive backfill a --parser" in refused.err
+    )
     shown = tidelog("archive", "status", "a").out.decode()
     assert "See `tidelog archive status a --generation 2` for the progress and the errors" in shown
     assert b"1 attempt: " in tidelog("archive", "status", "a", "--generation", "2").out

@@ -212,7 +212,7 @@ def check_decided(
         is_staged = object_exists(store, file.staged)
         if is_published(store, file) or not is_under_way():
             continue
-        if object_exists(store, file.target):
+        if object_exists(store, file.target) and not is_published(store, file):  # not just now
             what = f"has not the {file.size} bytes that its range has decided"
             yield Problem("decided", file.target, what, _MOVE)
         if not is_staged:

@@ -181,7 +181,7 @@ class PreviousAccount(Persisted, frozen=True):
 class FileCounts(NamedTuple):
     """How many files of an archive there are, by kind, in the words that people read everywhere.
 
-    >>> str(FileCounts(data=14, dead=2, aside=1))
+    >>> str(tidelog.FileCounts(data=14, dead=2, aside=1))
     '14 data files, 2 of dead letters, 1 set aside'
     """
 

@@ -407,7 +407,7 @@ class Console:
         empty = replace(visit, path={**named, **visit.path}, query=named, form={})
         try:
             page = self._handlers[name](empty)
-        except TidelogError:
+        except (TidelogError, KeyError):  # the form does not say what its page is about
             page = None
         if not isinstance(page, ShownPage):
             raise error
