@@ -13,7 +13,7 @@ from tidelog import Event
 from tidelog.archive.archive import find_archive
 from tidelog.catalog.base import Put
 from tidelog.connectors.topic.sink import TopicSink
-from tidelog.erasure.from_archives import erase_archived
+from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import prove_erased

@@ -33,7 +33,7 @@ from tidelog.codec.fields import FieldPaths
 from tidelog.connectors.sink import RangeWriter, Written
 from tidelog.connectors.topic.sink import FieldedSink
 from tidelog.context import Context
-from tidelog.erasure.from_archives import erase_archived, finish_archive
+from tidelog.erasure.archive_only import erase_archived, finish_archive
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError

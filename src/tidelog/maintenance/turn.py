@@ -27,14 +27,14 @@ from tidelog.clock import looks
 from tidelog.context import Context
 from tidelog.coordination.audit import Why, forget_actions
 from tidelog.coordination.pipeline_rows import is_detached
-from tidelog.erasure.delete import DeleteResult
-from tidelog.erasure.from_archives import (
+from tidelog.erasure.archive_only import (
     closed_offsets,
     erase_archived,
     finish_archive,
     keep_deletions,
     settled_offsets,
 )
+from tidelog.erasure.delete import DeleteResult
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased, prove_erased_from_archive
 from tidelog.erasure.redaction import redact_seeks
