@@ -25,7 +25,7 @@ from tests.sim.journal_raw import Place
 from tidelog.archive.archive import find_archive
 from tidelog.coordination.audit import key_hash, read_audit
 from tidelog.erasure.archive_only import erase_archived
-from tidelog.erasure.search import ArchiveSearch, FoundEvent, SourceOffset
+from tidelog.erasure.event_search import ArchiveSearch, FoundEvent, SourceOffset
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.model.event import Event

@@ -42,6 +42,7 @@ from tidelog.coordination.audit import (
     read_audit,
 )
 from tidelog.coordination.pipeline_rows import generation_pipeline, read_partitions
+from tidelog.erasure.event_search import still_under_way
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof_scope import (
     Generation,
@@ -50,7 +51,6 @@ from tidelog.erasure.proof_scope import (
     origins_of_deleted,
     outside_of_home,
 )
-from tidelog.erasure.search import still_under_way
 from tidelog.erasure.topic_copies import (
     IN_HOME,
     Copies,

@@ -25,9 +25,9 @@ from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites
 from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.erasure.archive_only import DELETE_AGAIN, TopicPlaces, erase_found, erase_trimmed
+from tidelog.erasure.event_search import FileSearch, matcher_of, search_generation, search_strays
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.redaction import redact_reasons
-from tidelog.erasure.search import FileSearch, matcher_of, search_generation, search_strays
 from tidelog.journal.amend import Amender, AmendResult
 from tidelog.journal.lookup import Lookup, can_be_id, with_key
 from tidelog.log.topics import read_head, read_starts
