@@ -25,9 +25,9 @@ from tidelog.context import Context
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import (
     is_detached,
+    list_archives,
     read_partitions,
     read_progress,
-    scan_archives,
 )
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.model.address import parse_address
@@ -94,7 +94,7 @@ def archives_of(context: Context, topic: Topic) -> list[tuple[Archive, int]]:
     An archive comes before those made of it, and its live generation before one that is filled from
     it: what was removed from the first is not in what the second reads later.
     """
-    archives = [archive for archive in scan_archives(context) if archive.state == "ready"]
+    archives = [archive for archive in list_archives(context) if archive.state == "ready"]
     named = {archive.name: archive for archive in archives}
 
     def steps(url: str, above: frozenset[str]) -> int | None:
@@ -135,7 +135,7 @@ def refuse_circle(context: Context, name: str, source: str) -> None:
 
     Neither of two such archives could be deleted before the other.
     """
-    named = {each.name: each for each in scan_archives(context)}
+    named = {each.name: each for each in list_archives(context)}
     first = _archive_in(source) if source else None
     left, known = {first} - {None, name}, {name}
     while left:
@@ -172,7 +172,7 @@ def archives_above(
     left = {_archive_in(url) for url in _sources(archive, generation)} - {None}
     if not left:
         return
-    named = {each.name: each for each in scan_archives(context) if each.state == "ready"}
+    named = {each.name: each for each in list_archives(context) if each.state == "ready"}
     known = {archive.name}
     while left:
         above = named.get(left.pop() or "")
@@ -185,7 +185,7 @@ def archives_above(
 
 
 def _copies(context: Context, archive: Archive) -> list[Copy]:
-    every = [each for each in scan_archives(context) if each.state == "ready"]
+    every = [each for each in list_archives(context) if each.state == "ready"]
     left = [each for each in every if each.incarnation != archive.incarnation]
     own = next((each for each in every if each.incarnation == archive.incarnation), archive)
     found = [Copy(own, frozenset(own.formats), same_numbers=True)]
