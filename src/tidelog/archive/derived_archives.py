@@ -158,7 +158,18 @@ def copies_of(context: Context, archive: Archive) -> list[Copy]:
 
     Each comes after all those that it was made of.
     """
-    return _copies(context, archive)
+    every = [each for each in list_archives(context) if each.state == "ready"]
+    left = [each for each in every if each.incarnation != archive.incarnation]
+    own = next((each for each in every if each.incarnation == archive.incarnation), archive)
+    found = [Copy(own, frozenset(own.formats), same_numbers=True)]
+    while True:
+        made = [copy for each in left if (copy := _copy(each, found)) is not None]
+        # One that is made of another waits for it, unless they are made of each other.
+        ready = [copy for copy in made if not any(_reads(copy.archive, o) for o in made)] or made
+        if not ready:
+            return found
+        found += ready
+        left = [each for each in left if each.name not in {copy.archive.name for copy in ready}]
 
 
 def archives_above(
@@ -179,24 +190,9 @@ def archives_above(
         if above is not None and above.name not in known:
             known.add(above.name)
             left |= {_archive_in(url) for url in _sources(above, above.newest)} - {None}
-            for copy in _copies(context, above):
+            for copy in copies_of(context, above):
                 if copy.archive.incarnation == archive.incarnation:
                     yield above, copy
-
-
-def _copies(context: Context, archive: Archive) -> list[Copy]:
-    every = [each for each in list_archives(context) if each.state == "ready"]
-    left = [each for each in every if each.incarnation != archive.incarnation]
-    own = next((each for each in every if each.incarnation == archive.incarnation), archive)
-    found = [Copy(own, frozenset(own.formats), same_numbers=True)]
-    while True:
-        made = [copy for each in left if (copy := _copy(each, found)) is not None]
-        # One that is made of another waits for it, unless they are made of each other.
-        ready = [copy for copy in made if not any(_reads(copy.archive, o) for o in made)] or made
-        if not ready:
-            return found
-        found += ready
-        left = [each for each in left if each.name not in {copy.archive.name for copy in ready}]
 
 
 def _copy(archive: Archive, above: Iterable[Copy]) -> Copy | None:
