@@ -250,6 +250,7 @@ class Amendment(Persisted, frozen=True):
     value: bytes | None = None  # of an update, if small; None is a value too
     object: str | None = None  # of an update with a value in the store
     audit: str = ""  # the record with author and reason
+    crc: int = 0  # crc32c of a value in the store
 
 
 class LedgerEntry(Persisted, frozen=True):
