@@ -63,6 +63,7 @@ from tidelog.errors import (
 )
 from tidelog.model import layout, limits
 from tidelog.model.address import nearest
+from tidelog.model.event import check_whole
 from tidelog.model.topic import Head, HeldRow, Topic, check_topic_name, decode_row, encode_row
 
 __all__ = [
@@ -329,7 +330,7 @@ def _check_settings(topic: Topic) -> None:
         raise InvalidError(
             f"topic `{topic.name}`: slots of {topic.slot_ms} ms: give 1 to {limits.SLOT_MS_MAX} ms"
         )
-    if topic.max_latency_ms < 1:
+    if check_whole(f"topic `{topic.name}`: max_latency_ms", topic.max_latency_ms) < 1:
         raise InvalidError(
             f"topic `{topic.name}`: max_latency_ms is {topic.max_latency_ms}: give 1 or more"
         )
