@@ -18,8 +18,8 @@ from tidelog.archive.generations import begin_backfill, drop_generation
 from tidelog.coordination.audit import Why
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.delete import delete_events, delete_key
+from tidelog.erasure.event_search import FileSearch, matcher_of, search_generation
 from tidelog.erasure.proof import Proof
-from tidelog.erasure.search import FileSearch, matcher_of, search_generation
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home

@@ -13,7 +13,7 @@ range counts: its driver may have read the event before the delete. A file of an
 or keys cannot be searched for them, and counts too; a file that is not ours is searched in all its
 columns. Every table in the archive's row must list rewritten files as they are now. Each finding
 comes with what to do about it. With a task runner, tasks search segments, journals and files of
-archives first (``search``).
+archives first (``event_search``).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.aside_files import AsideFiles, aside_origins
+from tidelog.erasure.event_search import clean_files, clean_objects, files_to_search
 from tidelog.erasure.matcher import (
     EventMatcher,
     has_columns,
@@ -75,7 +76,6 @@ from tidelog.erasure.redaction import (
     quoting_seeks,
 )
 from tidelog.erasure.rewrite import is_under_way
-from tidelog.erasure.search import clean_files, clean_objects, files_to_search
 from tidelog.erasure.topic_copies import copy_deletions, transformed_archives
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import MovedError, covering

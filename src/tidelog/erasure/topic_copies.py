@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tidelog.archive.archive import list_archives
 from tidelog.archive.derived_archives import (
     archives_of,
     copies_of,
@@ -37,7 +36,7 @@ from tidelog.archive.derived_archives import (
 from tidelog.archive.erased_events import Deletions, read_deletions
 from tidelog.context import Context
 from tidelog.coordination.audit import dead_letter_topic, deleted_copy, played_topic, read_actions
-from tidelog.coordination.pipeline_rows import read_partitions
+from tidelog.coordination.pipeline_rows import list_archives, list_pipelines, read_partitions
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.log.ledger import ErasedIds, Times
 from tidelog.log.topics import list_topics
@@ -46,7 +45,7 @@ from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import RENAMED, NamedPipeline
 from tidelog.model.topic import Topic, pipeline_of
-from tidelog.pipeline.registry import is_target_deleted, list_pipelines
+from tidelog.pipeline.registry import is_target_deleted
 from tidelog.playback.session import KnownPlayback, list_playbacks
 
 __all__ = [
