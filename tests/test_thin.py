@@ -23,6 +23,7 @@ WORKING = (  # rooms and modules that do work; values that calls return may come
     "tidelog.coordination.ownership",
     "tidelog.coordination.pipeline_rows",
     "tidelog.coordination.registry",
+    "tidelog.coordination.tokens",
     "tidelog.journal.amend",
     "tidelog.journal.compile",
     "tidelog.journal.listing.list_journals",

@@ -72,7 +72,7 @@ from tidelog.coordination.audit import Why as Why
 from tidelog.coordination.jobs import JobRecord as JobRecord
 from tidelog.coordination.jobs import Jobs as Jobs
 from tidelog.coordination.jobs import SupervisedPart as SupervisedPart
-from tidelog.coordination.registry import Tokens as Tokens
+from tidelog.coordination.tokens import Tokens as Tokens
 from tidelog.erasure.archive_only import ErasedFromArchives as ErasedFromArchives
 from tidelog.erasure.delete import DeleteResult as DeleteResult
 from tidelog.erasure.delete import ErasurePlan as ErasurePlan
