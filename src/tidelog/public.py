@@ -140,8 +140,8 @@ from tidelog.model.token import Grant as Grant
 from tidelog.model.token import Token as Token
 from tidelog.model.topic import Topic as Topic
 from tidelog.pipeline.base import CycleReport as CycleReport
-from tidelog.pipeline.pump_stream import PumpPartition as PumpPartition
-from tidelog.pipeline.pump_stream import PumpStatus as PumpStatus
+from tidelog.pipeline.pump import PumpPartition as PumpPartition
+from tidelog.pipeline.pump import PumpStatus as PumpStatus
 from tidelog.pipeline.seek import PositionMove as PositionMove
 from tidelog.playback.pages import SearchQuery as SearchQuery
 from tidelog.playback.pages import SearchResult as SearchResult

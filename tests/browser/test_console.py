@@ -23,7 +23,7 @@ from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import to_iso
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 
 HOSTILE = "<img src=x onerror=\"document.title='broken into'\"><script>document.title='x'</script>"
 HOUR_MS = 3_600_000

@@ -26,7 +26,7 @@ from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome, run_task
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.share import DriverShare
 
 __all__ = ["home"]

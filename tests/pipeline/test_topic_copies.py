@@ -25,7 +25,7 @@ from tidelog.model.pipeline import Intent
 from tidelog.model.topic import encode_row
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.playback.session import NamedPlayback, find_playback, start_playback
 
 COMMANDS = {

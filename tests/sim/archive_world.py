@@ -44,7 +44,7 @@ from tidelog.model.archive import ArchiveFormat
 from tidelog.model.topic import Topic
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 
 __all__ = ["ArchivesWorld", "Done"]
 

@@ -45,7 +45,7 @@ from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.turn import ArchiveEraser, purge_once
 from tidelog.model.topic import Topic
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import delete_pipeline
 
 __all__ = ["CopiesDone", "CopiesWorld"]

@@ -13,7 +13,7 @@ from tidelog.connectors.files import source as files_source
 from tidelog.connectors.source import MissingOffsets
 from tidelog.erasure import updates
 from tidelog.pipeline import cycle, failures, ranges, seek
-from tidelog.pipeline.pump_stream import HandlerWorkers
+from tidelog.pipeline.stream import HandlerWorkers
 
 __all__ = [
     "copies_are_not_looked_at_again",
