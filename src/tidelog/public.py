@@ -117,8 +117,8 @@ from tidelog.log.status import MemberState as MemberState
 from tidelog.log.status import PartitionState as PartitionState
 from tidelog.log.timeline import Histogram as Histogram
 from tidelog.maintenance.pipeline_sweep import PipelineSweep as PipelineSweep
-from tidelog.maintenance.turn import Erasure as Erasure
-from tidelog.maintenance.turn import ErasureWatch as ErasureWatch
+from tidelog.maintenance.purge import Erasure as Erasure
+from tidelog.maintenance.purge import ErasureWatch as ErasureWatch
 from tidelog.model.archive import Account as Account
 from tidelog.model.archive import Archive as Archive
 from tidelog.model.archive import ArchiveFormat as ArchiveFormat

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from tidelog.erasure.delete import DeleteResult
     from tidelog.erasure.proof import Proof
     from tidelog.erasure.updates import ArchiveUpdate
-    from tidelog.maintenance.turn import Erasure, ErasureWatch
+    from tidelog.maintenance.purge import Erasure, ErasureWatch
 
 __all__ = ["EraseOptions", "MaintenanceCalls", "ProveOptions", "TrimOptions"]
 
@@ -264,7 +264,7 @@ class MaintenanceCalls(ABC):
         True
         """
         from tidelog.erasure.delete import erase_strays
-        from tidelog.maintenance.turn import ErasureWatch, purge_and_prove
+        from tidelog.maintenance.purge import ErasureWatch, purge_and_prove
 
         check_options("purge_and_prove", options, ProveOptions)
         context = self._with_tasks(
@@ -358,7 +358,7 @@ class MaintenanceCalls(ABC):
         >>> home.purge("orders").compiled.journals
         1
         """
-        from tidelog.maintenance.turn import ErasureWatch, purge
+        from tidelog.maintenance.purge import ErasureWatch, purge
 
         context = self._with_tasks(f"erase {topic}", spark, spark_conf)
         waits = (duration_ms(grace), duration_ms(wait))
