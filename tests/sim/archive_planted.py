@@ -70,7 +70,7 @@ from tidelog.errors import TidelogError
 from tidelog.journal import compile_steps
 from tidelog.maintenance import pipeline_sweep as compact
 from tidelog.maintenance import pipeline_sweep as sweep
-from tidelog.maintenance import turn
+from tidelog.maintenance import purge
 from tidelog.model import layout
 from tidelog.model.pipeline import Totals
 from tidelog.pipeline import cycle, failures
@@ -398,7 +398,7 @@ def _erasure_counts_nothing(patch: Patch) -> None:
 
 def _erasure_leaves_kept_generations_out(patch: Patch) -> None:
     """Erasure and proof look at live generations alone."""
-    for module in (archived, erase, turn):
+    for module in (archived, erase, purge):
         of = module.reachable_archives_of
 
         def live(home: Any, topic: Any, of: Any = of) -> Any:
