@@ -28,6 +28,7 @@ from tidelog.journal.amend import Amender
 from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.lookup import Lookups, check_id
 from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
+from tidelog.log.late_readers import Past, check_readers
 from tidelog.log.maintenance.incarnations import inspect_home
 from tidelog.log.maintenance.sweep import SweepReport
 from tidelog.log.maintenance.trim import (
@@ -40,7 +41,7 @@ from tidelog.log.maintenance.trim import (
     trim_topic,
 )
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
-from tidelog.log.status import Past, check_readers, read_heads
+from tidelog.log.status import read_heads
 from tidelog.model import defaults
 from tidelog.model.event import check_timestamp
 from tidelog.model.times import duration_ms

@@ -26,16 +26,11 @@ from tidelog.catalog.base import freeing
 from tidelog.context import Context
 from tidelog.coordination.audit import record_action
 from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.late_readers import Past, check_all_read
 from tidelog.log.notifier import Notifier, notify_again
 from tidelog.log.notify_targets import check_target, open_target
 from tidelog.log.partition_reader import OffsetEvents, Reader
-from tidelog.log.status import (
-    PartitionState,
-    Past,
-    check_all_read,
-    partition_ends,
-    partition_states,
-)
+from tidelog.log.status import PartitionState, partition_ends, partition_states
 from tidelog.log.timeline import Histogram, Timelines
 from tidelog.log.topics import (
     change_topic,
