@@ -68,6 +68,7 @@ __all__ = [
     "file_rows",
     "find_event",
     "is_changing",
+    "is_removed",
     "read_rows",
     "source_partition",
 ]
@@ -360,10 +361,10 @@ def is_changing(
         return True
     if not any(each == file for _, each in counting_files(context, pipeline, partition)):
         return True
-    return _is_removed(context, archive, generation)
+    return is_removed(context, archive, generation)
 
 
-def _is_removed(context: Context, archive: Archive, generation: int) -> bool:
+def is_removed(context: Context, archive: Archive, generation: int) -> bool:
     """Returns whether a generation is dropped, or is being dropped."""
     try:
         found = read_archive(context, archive.name)

@@ -71,6 +71,7 @@ __all__ = [
     "recorded_copies",
     "source_of_url",
     "system_of",
+    "transformed_archives",
 ]
 
 
@@ -299,7 +300,7 @@ def _steps(
 ) -> Iterator[_Step]:
     """Yields what copied events out of a topic, or out of archives."""
     pipelines = list(pipelines_from(context, originals.sources))
-    yield from _of_pipelines(pipelines, _transformed(context) if pipelines else set())
+    yield from _of_pipelines(pipelines, transformed_archives(context) if pipelines else set())
     for playback in playbacks:
         pinned = playback.pinned
         if pinned.pin.incarnation in originals.incarnations and not playback.sent_nothing:
@@ -417,8 +418,8 @@ def _of_pipelines(
         yield _Step(how, each.sink, each.target if inside else "", renamed)
 
 
-def _transformed(context: Context) -> set[str]:
-    """Returns the archives with events that a transform may have given other ids or keys."""
+def transformed_archives(context: Context) -> set[str]:
+    """Returns archives with events that a transform may have given other ids, keys or times."""
     archives = [each for each in list_archives(context) if each.state == "ready"]
     found = {
         each.name
