@@ -27,7 +27,7 @@ from tidelog.codec.parsers import Layout, LayoutSettings
 from tidelog.connectors.archive.staging import Spool
 from tidelog.erasure.proof import Trace
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import purge_once
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.base import LocalWorkers
