@@ -507,7 +507,7 @@ class MaintenanceCalls(ABC):
         check_shown(f"topic `{topic}`", options.get("incarnation", ""), found.incarnation)
         if isinstance(wanted, str):
             wanted = before_time(self.context, found, wanted)
-        elif isinstance(wanted, int | datetime):
+        elif not isinstance(wanted, TrimTo):
             wanted = BeforeTime(check_timestamp(wanted))
 
         if options.get("dry_run"):

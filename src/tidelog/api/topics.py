@@ -46,7 +46,7 @@ from tidelog.log.topics import (
     list_topics,
 )
 from tidelog.model import defaults
-from tidelog.model.event import Event, check_timestamp
+from tidelog.model.event import Event, check_timestamp, check_whole
 from tidelog.model.times import duration_ms, moment_ms
 from tidelog.model.topic import Topic, partition_for
 from tidelog.playback.pages import SearchQuery, SearchResult, search_partition
@@ -101,12 +101,12 @@ class TopicCalls(ABC):
         wanted = Topic(
             name=name,
             incarnation=self.context.ids.new(),
-            partitions=partitions,
+            partitions=check_whole("topic: partitions", partitions),
             created_ms=self.context.clock.now_ms(),
             slot_ms=duration_ms(slot),
             notify=targets,
             home=self.id,
-            max_latency_ms=max_latency_ms,
+            max_latency_ms=check_whole("topic: max_latency_ms", max_latency_ms),
         )
         return create_topic(self.context, wanted, self._record_once("create", name, who))
 
@@ -150,6 +150,8 @@ class TopicCalls(ABC):
         targets = None if notify is None else tuple(notify)
         for url in targets or ():
             check_target(url)
+        if max_latency_ms is not None:
+            max_latency_ms = check_whole("topic: max_latency_ms", max_latency_ms)
         self._record_once("change", name, who)()
         return change_topic(self.context, name, notify=targets, max_latency_ms=max_latency_ms)
 
@@ -416,6 +418,8 @@ class BrowseCalls(ABC):
     ) -> Iterator[OffsetEvents]:
         """Yields the events of a partition, or of all partitions one after another, in parts."""
         found = self.topic(topic)
+        start = None if start is None else check_whole("read: start", start)
+        end = None if end is None else check_whole("read: end", end)
         has_offsets = start is not None or end is not None
         if partition is None and found.partitions > 1 and has_offsets:
             raise InvalidError(
