@@ -48,8 +48,8 @@ OBJECTS = (
     ),
     Kind(
         "topics/<t>/amendments/<generation>/<xx>/<partition>-<sequence>_<id>",
-        "the new value of an updated event, where it is too large for a row; the sequence is that "
-        "of the newest amendment before",
+        "the new value of an updated event, where it is too large for a row, which has its "
+        "checksum; the sequence is that of the newest amendment before",
     ),
     Kind(
         "topics/<t>/witnesses/<segment>_<id>",
