@@ -11,7 +11,7 @@ from tidelog.home import create_home
 
 
 def test_range_of_a_kept_generation_is_not_finished_by_a_run(tmp_path: Path) -> None:
-    with create_home(str(tmp_path)) as home:
+    with create_home(str(tmp_path))[0] as home:
         home.create_topic("orders")
         home.append("orders", [Event(b'{"at": "2026-11-15T10:00:00Z"}')])
         archive = home.archives.create("daily", source="topic:orders", parser="json:at")
