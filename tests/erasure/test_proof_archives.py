@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from tests.archive.test_erased_events import write_events
 from tests.archive.test_names import Shell
-from tests.erasure.test_from_archives import _stalled, _Waiting
+from tests.erasure.test_archive_only import _stalled, _Waiting
 from tests.support.archive_look import FIRST_S, a_home, an_archive, drive
 from tidelog import Event, Home, Proof
 from tidelog.cli.main import cli
@@ -21,7 +21,7 @@ from tidelog.connectors.source import SourcePartition
 from tidelog.coordination.audit import AuditRecord, put_record
 from tidelog.erasure.proof import Trace
 from tidelog.errors import InvalidError
-from tidelog.maintenance import turn
+from tidelog.maintenance import purge
 from tidelog.pipeline.failures import PipelineFailures, remove_failures
 from tidelog.testing.scheduler import Crash
 
@@ -298,7 +298,7 @@ def test_call_that_dies_before_its_proof_is_repeated(
             raise Crash
 
         with monkeypatch.context() as patch:
-            patch.setattr(turn, name, die)
+            patch.setattr(purge, name, die)
             with pytest.raises(Crash):
                 erase(home)
     proof = erase(home)

@@ -18,8 +18,8 @@ from tidelog.archive.read import ReadRequest, archived_rows
 from tidelog.archive.verify import ArchiveVerifyOptions, _VerifyLook, verify_archive
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
+from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events
-from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite import PartitionRewriter, erase_from_archives
@@ -30,7 +30,7 @@ from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.maintenance.turn import purge_once
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 from tidelog.testing.scheduler import Crash

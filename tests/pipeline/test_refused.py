@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.archive.test_fill import backfill
-from tests.erasure.test_from_archives import dying
+from tests.erasure.test_archive_only import dying
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive.dead_letters import dead_letters
@@ -23,16 +23,16 @@ from tidelog.archive.generations import drop_generation, promote
 from tidelog.archive.restore import RestoreOptions, open_restore
 from tidelog.codec.event_batch import batch_of, with_position
 from tidelog.connectors.archive.staging import CHANGED, accepted
+from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events
-from tidelog.erasure.from_archives import erase_archived
 from tidelog.errors import InvalidError
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.turn import purge_once
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.limits import HEADERS_MAX, ID_BYTES_MAX, OWN_HEADERS_MAX, TIMESTAMP_MS_END
 from tidelog.pipeline.base import CycleReport, LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 
 HEADERS = [["h", None]] * (HEADERS_MAX + OWN_HEADERS_MAX + 1)
 ODD: dict[str, dict[str, Any]] = {

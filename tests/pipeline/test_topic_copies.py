@@ -13,19 +13,19 @@ from tidelog import Event
 from tidelog.archive.archive import find_archive
 from tidelog.catalog.base import Put
 from tidelog.connectors.topic.sink import TopicSink
-from tidelog.erasure.from_archives import erase_archived
+from tidelog.coordination.pipeline_rows import list_pipelines
+from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import UnavailableError
-from tidelog.maintenance.turn import purge_once
+from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
 from tidelog.model.pipeline import Intent
 from tidelog.model.topic import encode_row
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
-from tidelog.pipeline.registry import list_pipelines
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.playback.session import NamedPlayback, find_playback, start_playback
 
 COMMANDS = {

@@ -31,15 +31,15 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.catalog.base import Change
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
+from tidelog.erasure.archive_only import erase_archived, finish_archive
 from tidelog.erasure.delete import delete_events, delete_key
-from tidelog.erasure.from_archives import erase_archived, finish_archive
 from tidelog.erasure.proof_search import prove_erased, prove_erased_from_archive
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import purge_once
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.pipeline.base import Pipeline, Workers

@@ -33,7 +33,8 @@ from tidelog.codec.fields import FieldPaths
 from tidelog.connectors.sink import RangeWriter, Written
 from tidelog.connectors.topic.sink import FieldedSink
 from tidelog.context import Context
-from tidelog.erasure.from_archives import erase_archived, finish_archive
+from tidelog.coordination.pipeline_rows import list_pipelines
+from tidelog.erasure.archive_only import erase_archived, finish_archive
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
@@ -41,11 +42,12 @@ from tidelog.home import Home
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import ArchiveEraser, purge_once
+from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.topic import Topic
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
-from tidelog.pipeline.registry import delete_pipeline, list_pipelines
+from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.registry import delete_pipeline
 
 __all__ = ["CopiesDone", "CopiesWorld"]
 

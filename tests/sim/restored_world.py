@@ -31,7 +31,7 @@ from tests.sim.journal_raw import Place, Raw, State, WatchedStore
 from tidelog.archive.archive import find_archive
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.catalog.base import Row
-from tidelog.erasure.from_archives import erase_archived, finish_archive
+from tidelog.erasure.archive_only import erase_archived, finish_archive
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import ConflictError, CorruptError, InvalidError, NotFoundError
@@ -272,8 +272,9 @@ class RestoredWorld(ArchivesWorld):
                     break
             self.is_incomplete = self.are_rewrites_left
             lost = [each for each in self.requests if each not in self.copy.requests]
-            if self.are_rewrites_left and lost:
-                self.repeat(home, *lost)
+            if self.are_rewrites_left and self.requests:
+                # Also those before the copy: their events may have left the files after it.
+                self.repeat(home, *self.requests)
             else:
                 for request in lost:
                     self.repeat(home, request)

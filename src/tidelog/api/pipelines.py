@@ -19,6 +19,7 @@ from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import RowSource
 from tidelog.context import Context
 from tidelog.coordination.audit import DeadLetterRecorder, record_action, record_deletion
+from tidelog.coordination.pipeline_rows import list_pipelines
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.log.consumer.handler import (
     Append,
@@ -34,22 +35,24 @@ from tidelog.model.pipeline import FileCounts, NamedPipeline
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport, LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import (
-    HandlerFailed,
-    HandlerWorkers,
+from tidelog.pipeline.pump import (
     PumpOptions,
     PumpStatus,
     is_restore,
-    is_stream,
     open_pump,
-    open_stream,
     pump_options,
     read_pump_status,
-    stream_pipeline,
 )
 from tidelog.pipeline.ranges import FilePolicy
-from tidelog.pipeline.registry import delete_pipeline, find_pipeline, list_pipelines
+from tidelog.pipeline.registry import delete_pipeline, find_pipeline
 from tidelog.pipeline.seek import PositionMove, SeekOptions, plan_seek, seek
+from tidelog.pipeline.stream import (
+    HandlerFailed,
+    HandlerWorkers,
+    is_stream,
+    open_stream,
+    stream_pipeline,
+)
 from tidelog.settings import check_options
 
 __all__ = [

@@ -94,7 +94,7 @@ from tidelog.coordination.pipeline_rows import read_listed, read_partitions
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import ListedPartition
-from tidelog.pipeline.failures import without_remade
+from tidelog.pipeline.gaps import without_remade
 from tidelog.pipeline.source_partitions import read_known, tracking_pipeline
 
 __all__ = [

@@ -36,6 +36,7 @@ from tidelog.model.pipeline import (
     Intent,
     ListedPartition,
     Manifest,
+    NamedPipeline,
     Progress,
 )
 from tidelog.model.topic import decode_row, encode_row
@@ -54,8 +55,11 @@ __all__ = [
     "encode_archive",
     "generation_pipeline",
     "is_detached",
+    "is_of_lost_epoch",
     "is_outside",
+    "list_archives",
     "list_partitions",
+    "list_pipelines",
     "read_archive",
     "read_erased",
     "read_erased_row",
@@ -65,16 +69,21 @@ __all__ = [
     "read_progress",
     "replay_effect",
     "replay_pipeline",
-    "scan_archives",
 ]
 
 _OWN_STORE = "home:"  # in the row of an archive whose folder is in the home's own store
 
 
-def scan_archives(context: Context) -> Iterator[Archive]:
-    """Yields all archives, by name."""
+def list_archives(context: Context) -> Iterator[Archive]:
+    """Yields all archives, by name; also those whose creation or delete is unfinished."""
     for row in context.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
         yield decode_archive(context, row)
+
+
+def list_pipelines(context: Context) -> Iterator[NamedPipeline]:
+    """Yields all named pipelines, by name; also those whose delete is unfinished."""
+    for row in context.catalog.scan(layout.REGISTRY, *layout.pipeline_rows()):
+        yield decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
 
 
 def read_archive(context: Context, name: str) -> Archive:
@@ -176,6 +185,23 @@ def read_progress(context: Context, pipeline: str, partition: str) -> Progress |
     head = decode_row(row.value, Progress, f"head of `{partition}`") if row else None
     # A head without a position only fences.
     return head if head is not None and head.position else None
+
+
+def is_of_lost_epoch(context: Context, staged: str) -> bool:
+    """Returns whether a file was staged under a higher epoch than its head's.
+
+    The catalog was restored since then. Sweeps keep the file until the head has reached the epoch.
+    """
+    try:
+        pipeline, folder = layout.staging_pipeline(staged), layout.folder_of_staged(staged)
+        epoch = layout.staged_epoch(staged)
+    except (IndexError, ValueError):  # not of a pipeline
+        return False
+    for partition in read_partitions(context, pipeline):
+        if layout.manifest_folder(partition) == folder:
+            head = read_progress(context, pipeline, partition)
+            return epoch > (0 if head is None else head.epoch)
+    return False
 
 
 def read_intent(context: Context, pipeline: str, partition: str) -> Intent | None:

@@ -81,7 +81,7 @@ OBJECTS = (
     ),
     Kind(
         "archives/<name>/_aside/<manifest>/<path>",
-        "a file of a range that a restored catalog had forgotten",
+        "a file of a range that a restored catalog had forgotten; without folders named by events",
     ),
     Kind(
         "archives/<name>/_aside/<manifest>/<path>.erasing-<checksum>",

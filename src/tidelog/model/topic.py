@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from typing import Literal, TypeVar
 
 import msgspec
 
 from tidelog.errors import CorruptError, InternalError, InvalidError
 from tidelog.model import defaults, layout, limits
-from tidelog.model.decoding import Persisted, decode_msgpack, remedy
-from tidelog.model.event import check_utf8
+from tidelog.model.decoding import Persisted, decode_msgpack, pack_stored, remedy
+from tidelog.model.event import check_utf8, check_whole
 from tidelog.model.limits import TIMESTAMP_MS_END
 from tidelog.model.times import duration_ms
 
@@ -54,7 +53,6 @@ __all__ = [
     "journal_slots",
     "level_count",
     "once_producer",
-    "overlapping",
     "partition_for",
     "pipeline_of",
     "pipeline_producer",
@@ -87,7 +85,7 @@ class Topic(Persisted, frozen=True):
 
     def check_partition(self, partition: int) -> None:
         """Raises ``InvalidError`` for a partition that does not exist."""
-        if not 0 <= partition < self.partitions:
+        if not 0 <= check_whole(f"topic `{self.name}`: partition", partition) < self.partitions:
             raise InvalidError(
                 f"topic `{self.name}`: has no partition {partition}: {self.partitions_hint()}"
             )
@@ -250,6 +248,7 @@ class Amendment(Persisted, frozen=True):
     value: bytes | None = None  # of an update, if small; None is a value too
     object: str | None = None  # of an update with a value in the store
     audit: str = ""  # the record with author and reason
+    crc: int = 0  # crc32c of a value in the store
 
 
 class LedgerEntry(Persisted, frozen=True):
@@ -323,8 +322,8 @@ class ProducerState(Persisted, frozen=True):
 
 
 def encode_row(value: Persisted) -> bytes:
-    """Returns a row's value, as MessagePack."""
-    return msgspec.msgpack.encode(value)
+    """Returns a row's value, as MessagePack. Raises ``InvalidError`` for a wrong type."""
+    return pack_stored(value)
 
 
 def decode_row(data: bytes, kind: type[S], what: str) -> S:
@@ -436,13 +435,6 @@ def journal_slots(run: Run, resolution_ms: int) -> dict[str, bytes]:
     level, starts = slots_of(run.first_ms, run.last_ms, resolution_ms)
     rows = (layout.slot_row(level, start, run.base, journal_id) for start in starts)
     return dict.fromkeys(rows, f"{run.end}j".encode())
-
-
-def overlapping(start_ms: int, end_ms: int, resolution_ms: int) -> Iterator[tuple[int, int, int]]:
-    """Yields for each level the first and the last slot start that ``[start, end)`` overlaps."""
-    for level in range(level_count(resolution_ms)):
-        width = resolution_ms << level
-        yield level, start_ms // width * width, max(start_ms, end_ms - 1) // width * width
 
 
 def level_count(resolution_ms: int) -> int:
