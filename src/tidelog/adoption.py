@@ -27,7 +27,11 @@ from tidelog.backends import (
 )
 from tidelog.catalog.base import Catalog
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import decode_archive, is_outside
+from tidelog.coordination.pipeline_rows import (
+    is_outside,
+    list_archives,
+    list_pipelines,
+)
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.identity import (
     HomeIdentity,
@@ -43,9 +47,7 @@ from tidelog.log.notify_targets import shown_target
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.address import parse_address
-from tidelog.model.pipeline import NamedPipeline
-from tidelog.model.playback import PlaybackPin
-from tidelog.model.topic import decode_row
+from tidelog.playback.session import list_pins
 from tidelog.settings import load_settings
 from tidelog.store import Store
 from tidelog.store.wrappers import Meter
@@ -167,8 +169,7 @@ def _detached(context: Context) -> Iterator[str]:
         if topic.notify and not own.owns(topic.home):
             targets = ", ".join(map(shown_target, topic.notify))
             yield f"topic `{topic.name}`: does not notify {targets}"
-    for row in context.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
-        archive = decode_archive(context, row)
+    for archive in list_archives(context):
         if is_outside(context, archive):
             yield (
                 f"archive `{archive.name}`: read-only, in `{archive.place}`: to "
@@ -178,17 +179,12 @@ def _detached(context: Context) -> Iterator[str]:
         for table in archive.tables:
             if table != "delta":
                 yield f"archive `{archive.name}`: no longer changes table `{table}`"
-    for row in context.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
-        named = decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
+    for named in list_pipelines(context):
         if parse_address(named.sink).scheme != "topic":
             yield (
                 f"pipeline `{named.name}`: does not run, into `{named.sink}`: to run it here, run "
                 f"`tidelog pipeline delete {named.name}`, and make it again"
             )
-    for row in context.catalog.scan(layout.REGISTRY, layout.playback_row(""), "playback0"):
-        name = row.row.partition("/")[2]
-        pin = context.catalog.get(layout.playback_partition(name), layout.PLAYBACK_PIN)
-        if pin is not None:
-            pinned = decode_row(pin.value, PlaybackPin, f"playback `{name}`")
-            if pinned.home and pinned.home != own.id:
-                yield f"playback `{name}`: is not resumed, to `{pinned.sink}`"
+    for name, pinned in list_pins(context):
+        if pinned.home and pinned.home != own.id:
+            yield f"playback `{name}`: is not resumed, to `{pinned.sink}`"

@@ -18,14 +18,9 @@ import pytest
 
 from tests.servers.kafka import Kafka
 from tidelog import Event, Home
-from tidelog.archive.archive import (
-    committed_files,
-    create_archive,
-    find_archive,
-    list_archives,
-    open_pipeline,
-)
+from tidelog.archive.archive import committed_files, create_archive, find_archive, open_pipeline
 from tidelog.archive.status import read_status
+from tidelog.coordination.pipeline_rows import list_archives
 from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError, TidelogError
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive, ArchiveFormat

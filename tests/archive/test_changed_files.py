@@ -14,7 +14,7 @@ from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_archive
-from tidelog.erasure import from_archives as archived
+from tidelog.erasure import archive_only as archived
 from tidelog.erasure.delete import delete_events
 from tidelog.erasure.rewrite import PartitionRewriter, erase_from_archive
 from tidelog.errors import CorruptError, UnavailableError

@@ -17,20 +17,19 @@ from tests.faults.test_fill_deaths import deaths, dies
 from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.archive import delete as ending
-from tidelog.archive.archive import (
-    create_archive,
-    find_archive,
-    list_archives,
-    open_pipeline,
-    removed_archives,
-)
+from tidelog.archive.archive import create_archive, find_archive, open_pipeline, removed_archives
 from tidelog.archive.delete import delete_archive, end_archive
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.archive.metrics import metrics_text
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.archive.status import Limits, read_status, troubles
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import change_archive, read_intent, read_progress
+from tidelog.coordination.pipeline_rows import (
+    change_archive,
+    list_archives,
+    read_intent,
+    read_progress,
+)
 from tidelog.errors import (
     AlreadyExistsError,
     FencedError,

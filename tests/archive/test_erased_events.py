@@ -29,10 +29,10 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.coordination.audit import Why, read_audit
 from tidelog.coordination.pipeline_rows import read_partitions
-from tidelog.erasure import from_archives, search
+from tidelog.erasure import archive_only, event_search
+from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events
-from tidelog.erasure.from_archives import erase_archived
-from tidelog.erasure.search import FoundEvent
+from tidelog.erasure.event_search import FoundEvent
 from tidelog.errors import UnknownOutcomeError
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
@@ -156,11 +156,11 @@ def test_dead_letter_that_a_replay_leaves_out_is_accounted_for(
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(from_archives, "erase_from_archive", die)
+        patch.setattr(archive_only, "erase_from_archive", die)
         with pytest.raises(Crash):
             erase_archived(home.context, archive, WHY, ["e3"])
     replay(home.context, archive, ReplayOptions(), LocalWorkers(1))
-    from_archives.finish_archive(home.context, archive)
+    archive_only.finish_archive(home.context, archive)
     check_account(home, archive, erased=1)
 
 
@@ -335,7 +335,7 @@ def test_delete_beside_a_backfill_from_a_copied_folder_finds_what_that_brings(
     archive, building = begin_backfill(
         home.context, "daily", ArchiveFormat(source=source, start="earliest")
     )
-    settled, searched = from_archives.settled_offsets, list[int]()
+    settled, searched = archive_only.settled_offsets, list[int]()
 
     def build_after_the_search(*given: Any) -> Any:
         searched.append(1)
@@ -343,11 +343,11 @@ def test_delete_beside_a_backfill_from_a_copied_folder_finds_what_that_brings(
             drive(home, archive, building)
         return settled(*given)
 
-    monkeypatch.setattr(from_archives, "settled_offsets", build_after_the_search)
+    monkeypatch.setattr(archive_only, "settled_offsets", build_after_the_search)
     if is_slow:
         under_way = {(archive.pipeline(building), "t/0", "0", 1)}
-        monkeypatch.setattr(search, "ranges_under_way", lambda *_: set(under_way))
-        monkeypatch.setattr(search, "_WAIT_S", 0.1)
+        monkeypatch.setattr(event_search, "ranges_under_way", lambda *_: set(under_way))
+        monkeypatch.setattr(event_search, "_WAIT_S", 0.1)
         with pytest.raises(UnknownOutcomeError, match="is being read into generation 2"):
             home.delete_key("t", b"k")
         return
@@ -364,7 +364,7 @@ def test_delete_finds_what_a_backfill_brings_that_begins_before_its_record(
     source = trimmed_after_a_copy(home, tmp_path / "copied")
     drive(home, an_archive(home, "daily", "topic:t"))
     home.trim("t", ToOffsets({0: 3}))
-    recorded, records = from_archives.erase_found, list[int]()
+    recorded, records = archive_only.erase_found, list[int]()
 
     def build_before_the_record(*given: Any) -> None:
         records.append(1)
@@ -375,7 +375,7 @@ def test_delete_finds_what_a_backfill_brings_that_begins_before_its_record(
                 promote(home.context, "daily")
         recorded(*given)
 
-    monkeypatch.setattr(from_archives, "erase_found", build_before_the_record)
+    monkeypatch.setattr(archive_only, "erase_found", build_before_the_record)
     assert home.delete_key("t", b"k").archived == 2
     purge_once(home.context, home.topic("t"), grace_ms=0)
     if not is_promoted:
@@ -393,8 +393,8 @@ def test_event_without_a_known_place_is_erased_from_all_partitions(
     drive(home, archive)
     origin = Origin("two/0", topic.incarnation)
     found = {(origin, -1): FoundEvent("e", 1)}
-    places = from_archives.TopicPlaces({origin: 0})
-    from_archives.erase_found(home.context, topic, WHY, found, places, None)
+    places = archive_only.TopicPlaces({origin: 0})
+    archive_only.erase_found(home.context, topic, WHY, found, places, None)
     if deleted:
         home.delete_topic("two", past_readers=True)
     erased = ErasedBefore(home.context, archive, 1, with_topic=True)
@@ -445,7 +445,7 @@ def test_erasure_at_any_step_of_a_backfill_leaves_nothing(
         return done
 
     monkeypatch.setattr(Cycle, step, beside)
-    monkeypatch.setattr(search, "_WAIT_S", 0)  # the range waits for this erasure
+    monkeypatch.setattr(event_search, "_WAIT_S", 0)  # the range waits for this erasure
     archive = built(home)
     assert erased
     ArchiveEraser(home.context).turn()
@@ -521,7 +521,7 @@ def test_erasure_finds_what_is_archived_between_its_search_and_its_record(
     (source / lacking.relative_to(full)).unlink()
     archive = an_archive(home, "daily", f"file:{source}?mode=events")
     drive(home, archive)
-    recorded, brought = from_archives.put_record, list[int]()
+    recorded, brought = archive_only.put_record, list[int]()
 
     def bring_before_the_record(*given: Any) -> str:
         if not brought:
@@ -534,7 +534,7 @@ def test_erasure_finds_what_is_archived_between_its_search_and_its_record(
                 drive(home, *begin_backfill(home.context, "daily", how))
         return recorded(*given)
 
-    monkeypatch.setattr(from_archives, "put_record", bring_before_the_record)
+    monkeypatch.setattr(archive_only, "put_record", bring_before_the_record)
     wanted, key = (["e0", "e4"], None) if by == "id" else ([], b"k")
     erased = erase_archived(home.context, archive, WHY, wanted, key)
     assert erased.is_clean

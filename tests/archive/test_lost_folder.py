@@ -12,10 +12,11 @@ from tests.archive.test_fill import backfill, drive, home
 from tests.archive.test_roots import files, made
 from tests.faults.test_fill_deaths import deaths, dies
 from tidelog import Event, Home
-from tidelog.archive.archive import create_archive, list_archives, open_pipeline, removed_archives
+from tidelog.archive.archive import create_archive, open_pipeline, removed_archives
 from tidelog.archive.delete import delete_archive, delete_lost, end_archive
 from tidelog.archive.generations import begin_backfill
 from tidelog.archive.status import Limits, read_status, troubles
+from tidelog.coordination.pipeline_rows import list_archives
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.turn import purge_once

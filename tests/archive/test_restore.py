@@ -30,7 +30,7 @@ from tidelog.archive.status import read_status
 from tidelog.codec.event_batch import STORED_SCHEMA
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import SourcePartition, SourceRange
-from tidelog.coordination.pipeline_rows import read_partitions, read_progress
+from tidelog.coordination.pipeline_rows import list_pipelines, read_partitions, read_progress
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
@@ -40,7 +40,6 @@ from tidelog.model.topic import partition_for
 from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import FilePolicy
-from tidelog.pipeline.registry import list_pipelines
 from tidelog.settings import Settings
 
 KILLS = 10

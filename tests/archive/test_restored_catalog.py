@@ -140,6 +140,22 @@ def test_repeated_delete_removes_dead_letters_that_a_replay_replaced(
     assert day.verify(deep=True, source=True).problems == []
 
 
+def test_delete_removes_dead_letters_that_a_replay_replaced_in_a_kept_generation(
+    kept: Restorable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.home.append("t", [Event(b"bad", id=each) for each in "ab"])
+    kept.day.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(dead_letters, "remove_replaced", lambda *_: 0)  # it dies before that
+        kept.day.replay(parser="timestamp")
+    kept.day.backfill(parser="timestamp")
+    kept.day.promote()
+    assert [*kept.home.store.list("dead/")]
+    assert kept.home.erase("t", ids=["a"], why="request").is_clean
+    assert not [*kept.home.store.list("dead/")]
+    assert archived_ids(kept.day) == ["b"]
+
+
 def forget_a_replay(kept: Restorable) -> ArchiveHandle:
     """Generation 1 is kept, and has lost dead letters to a replay that the catalog forgot."""
     kept.day.backfill(granularity="hour")

@@ -11,9 +11,10 @@ from tests.archive.test_archive import fill
 from tests.archive.test_fill import drive, home
 from tidelog import Event, Home
 from tidelog.archive import archive as creating
-from tidelog.archive.archive import create_archive, list_archives, place_of_root
+from tidelog.archive.archive import create_archive, place_of_root
 from tidelog.archive.dead_letters import dead_letters
 from tidelog.archive.delete import delete_archive
+from tidelog.coordination.pipeline_rows import list_archives
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives

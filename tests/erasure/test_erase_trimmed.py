@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -10,15 +13,22 @@ import pytest
 
 from tests.support.archive_look import AT, FIRST_S, a_home, an_archive, drive
 from tidelog import Event, Home
+from tidelog.archive.archive import open_pipeline
+from tidelog.archive.generations import begin_backfill, drop_generation
 from tidelog.coordination.audit import Why
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.delete import delete_events, delete_key
+from tidelog.erasure.event_search import FileSearch, matcher_of, search_generation
 from tidelog.erasure.proof import Proof
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.turn import ArchiveEraser, purge_once
+from tidelog.model.archive import ArchiveFormat
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 
 WHY = Why("ada", "asked for")
@@ -70,6 +80,32 @@ def test_trimmed_event_is_found_in_a_file_that_an_erasure_has_half_changed(
     assert delete_events(home.context, home.amender("t", WHY), ["id-2"]).archived == 1
     purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home).traces == []
+
+
+def test_delete_finds_nothing_in_a_generation_that_a_killed_drop_was_deleting(home: Home) -> None:
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+    archive, number = begin_backfill(home.context, archive.name, ArchiveFormat(parser=AT))
+    pipeline = open_pipeline(home.context, archive, LocalWorkers(1), number)
+    Driver(home.context, pipeline, DriverOptions()).run()
+    search = partial(search_generation, home.context, archive, number, {"t/0": None})
+    sought = matcher_of(["id-2"], None)
+    assert len(search(FileSearch(sought))) == 1
+    call, left = 0, list(home.store.list(f"{archive.folder(number)}/"))
+    while left:
+        call += 1
+        faults = Faults(crash_after_call=call)
+        dying = replace(
+            home.context,
+            store=FaultyStore(home.store, faults),
+            catalog=FaultyCatalog(home.catalog, faults),
+        )
+        with suppress(Crash):
+            drop_generation(dying, archive.name, number, force=True)
+        left = list(home.store.list(f"{archive.folder(number)}/"))
+        assert len(search(FileSearch(sought))) == (1 if left else 0)
+    drop_generation(home.context, archive.name, number, force=True)
+    assert search(FileSearch(sought)) == {}
 
 
 def test_trimmed_event_without_an_archive_is_proven_erased_after_a_compile(home: Home) -> None:

@@ -24,7 +24,7 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archive, erase_from_archives
-from tidelog.errors import UnavailableError, UnknownOutcomeError
+from tidelog.errors import CorruptError, UnavailableError, UnknownOutcomeError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.turn import ArchiveEraser, erase_until_settled
 from tidelog.model import layout
@@ -120,6 +120,24 @@ def test_a_file_that_loses_all_stays_empty_and_the_archive_goes_on(home: Home) -
     fill(home, range(100, 130))
     assert drive(home, archive) == 30
     assert held(home, archive) == Counter((0, offset) for offset in range(100, 130))
+
+
+def test_erasure_that_meets_a_damaged_file_leaves_nothing_staged(home: Home) -> None:
+    archive = an_archive(home, "daily", parser=AT_OR_WHEN)
+    drive(home, archive)
+    topic, before = home.topic("t"), held(home, archive)
+    files = sorted(info.key for info in home.store.list("archives/daily/g1/"))
+    for key in files:
+        data = home.store.get(key)
+        home.store.replace(key, b"damaged", home.store.head(key).etag)
+        with pytest.raises(CorruptError):
+            erase_from_archives(home.context, topic, GONE)
+        assert list(home.store.list("staging/")) == []
+        home.store.replace(key, data, home.store.head(key).etag)
+        if held(home, archive) != before:
+            break  # those of the other partition were replaced
+    erase_from_archives(home.context, topic, GONE)
+    assert held(home, archive) == left()
 
 
 def test_every_generation_the_copies_of_a_backup_and_replayed_dead_letters_are_reached(

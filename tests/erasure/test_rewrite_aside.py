@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.pipeline.test_lost_ranges import cycle
@@ -15,16 +17,18 @@ from tests.support.forgotten_ranges import forget
 from tidelog import Event, Home
 from tidelog.catalog.base import ABSENT, Delete, Put
 from tidelog.connectors.by_url import files_at
+from tidelog.connectors.source import Chunk
 from tidelog.coordination.audit import id_hash, key_digest, read_audit
+from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.aside_files import AsideFiles
 from tidelog.erasure.delete import delete_events, delete_key
-from tidelog.erasure.from_archives import erase_archived
 from tidelog.errors import InvalidError
 from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.turn import purge_once
 from tidelog.model import layout
 from tidelog.model.archive import Archive
+from tidelog.pipeline.base import Task, TaskOutcome, run_task
 from tidelog.pipeline.lost_ranges import read_aside
 from tidelog.testing.faults import Faults, FaultyStore
 from tidelog.testing.scheduler import Crash
@@ -55,6 +59,28 @@ def an_archive_with_files_aside(home: Home, **written_as: Any) -> Archive:
     assert cycle(home, archive, 2).errors == {}
     assert len(read_aside(home.context, archive.pipeline())) == 1
     return archive
+
+
+class Redating:
+    """Workers whose transform gives all events another time."""
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
+        for task in tasks:
+            reader: Any = _Redated(task.reader)
+            yield run_task(replace(task, reader=reader, transform=""))
+
+
+class _Redated:
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        self.range = reader.range
+
+    def read(self) -> Iterator[Chunk]:
+        for chunk in self._reader.read():
+            batch = chunk.batch
+            at = batch.schema.get_field_index("timestamp")
+            times = pa.array([1 << 42] * batch.num_rows).cast(batch.schema.field(at).type)
+            yield replace(chunk, batch=batch.set_column(at, batch.schema.field(at), times))
 
 
 def kept(home: Home, archive: Archive) -> list[str]:
@@ -159,6 +185,24 @@ def test_event_with_a_once_deleted_id_and_a_later_time_stays(home: Home) -> None
     archive = an_archive_with_files_aside(home)
     erase(home)
     assert kept(home, archive) == ["again"]
+
+
+def test_proof_finds_an_erased_event_in_a_file_set_aside_later_with_another_time(
+    home: Home,
+) -> None:
+    home.append("old", events("gone", "stays"))
+    archive = an_archive(home, "old", "topic:old", transform="m:f")
+    assert cycle(home, archive, 1, workers=Redating()).errors == {}
+    forget(home, archive)
+    home.erase("old", ids=["gone"], why="asked")
+    assert cycle(home, archive, 2, workers=Redating()).errors == {}
+    assert sorted(kept(home, archive)) == ["gone", "stays"]
+    (trace,) = home.prove_erased("old", ids=["gone"]).traces
+    assert "/_aside/" in trace.object
+    assert trace.do.startswith("run `tidelog delete old")
+    home.erase("old", ids=["gone"], why="asked")
+    assert kept(home, archive) == ["stays"]
+    assert home.prove_erased("old", ids=["gone"]).is_clean
 
 
 @pytest.mark.parametrize("written_as", FORMATS, ids=lambda each: str(each["format"]))

@@ -16,9 +16,9 @@ from tests.support.all_times import ALL_TIMES
 from tests.support.cli_run import run_here
 from tests.support.mounts import read_only
 from tidelog import Event, Home
-from tidelog.archive.archive import list_archives
 from tidelog.archive.status import read_status
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.coordination.pipeline_rows import list_archives
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import World, create_home, open_home
 from tidelog.log.maintenance.trim import ToOffsets

@@ -18,8 +18,8 @@ from tidelog.archive.read import ReadRequest, archived_rows
 from tidelog.archive.verify import ArchiveVerifyOptions, _VerifyLook, verify_archive
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
+from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events
-from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite import PartitionRewriter, erase_from_archives

@@ -27,7 +27,7 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Begin, Progress
 from tidelog.model.topic import decode_row
-from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.base import LocalWorkers, Workers
 from tidelog.pipeline.cycle import Cycle, CycleReport, Track
 from tidelog.pipeline.lost_ranges import read_aside
 from tidelog.store.base import Store
@@ -60,9 +60,15 @@ def home(tmp_path: Path) -> Iterator[Home]:
         yield made
 
 
-def cycle(home: Home, archive: Archive, epoch: int, faults: Faults | None = None) -> CycleReport:
+def cycle(
+    home: Home,
+    archive: Archive,
+    epoch: int,
+    faults: Faults | None = None,
+    workers: Workers | None = None,
+) -> CycleReport:
     """What a driver does under an epoch, until there is nothing to do."""
-    pipeline = open_pipeline(home.context, archive, LocalWorkers(1))
+    pipeline = open_pipeline(home.context, archive, workers or LocalWorkers(1))
     context = home.context
     if faults is not None:
         sink = ArchiveSink(sink_settings(archive))

@@ -20,10 +20,10 @@ from tidelog.coordination.audit import (
     put_record,
     read_audit,
 )
+from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events, delete_key
-from tidelog.erasure.from_archives import erase_archived
+from tidelog.erasure.event_search import matcher_of
 from tidelog.erasure.redaction import redact_reasons
-from tidelog.erasure.search import matcher_of
 from tidelog.errors import NotFoundError
 from tidelog.journal import amend
 from tidelog.maintenance.turn import purge_once

@@ -14,7 +14,7 @@ from tests.support.heartbeats import beaten_between_looks
 from tests.support.named_pipelines import create_pipeline, open_named
 from tidelog import Event, Home
 from tidelog.connectors.source import SourcePartition
-from tidelog.coordination.pipeline_rows import list_partitions
+from tidelog.coordination.pipeline_rows import list_partitions, list_pipelines
 from tidelog.errors import AlreadyExistsError, FencedError, InvalidError, NotFoundError
 from tidelog.home import World, create_home
 from tidelog.model import layout
@@ -23,11 +23,7 @@ from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump_stream import PumpOptions, open_pump
-from tidelog.pipeline.registry import (
-    delete_pipeline,
-    find_pipeline,
-    list_pipelines,
-)
+from tidelog.pipeline.registry import delete_pipeline, find_pipeline
 from tidelog.pipeline.share import DriverMembers
 from tidelog.settings import Settings
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore

@@ -13,7 +13,8 @@ from tidelog import Event
 from tidelog.archive.archive import find_archive
 from tidelog.catalog.base import Put
 from tidelog.connectors.topic.sink import TopicSink
-from tidelog.erasure.from_archives import erase_archived
+from tidelog.coordination.pipeline_rows import list_pipelines
+from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import prove_erased
@@ -25,7 +26,6 @@ from tidelog.model.topic import encode_row
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump_stream import PumpOptions, open_pump
-from tidelog.pipeline.registry import list_pipelines
 from tidelog.playback.session import NamedPlayback, find_playback, start_playback
 
 COMMANDS = {

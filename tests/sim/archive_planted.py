@@ -61,7 +61,7 @@ from tidelog.codec import segment
 from tidelog.connectors.source import Bounds, MissingOffsets
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.coordination.pipeline_rows import Replays, read_partitions, read_progress
-from tidelog.erasure import from_archives as archived
+from tidelog.erasure import archive_only as archived
 from tidelog.erasure import proof_search as proof
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.proof_scope import TopicScope

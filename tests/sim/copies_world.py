@@ -33,7 +33,8 @@ from tidelog.codec.fields import FieldPaths
 from tidelog.connectors.sink import RangeWriter, Written
 from tidelog.connectors.topic.sink import FieldedSink
 from tidelog.context import Context
-from tidelog.erasure.from_archives import erase_archived, finish_archive
+from tidelog.coordination.pipeline_rows import list_pipelines
+from tidelog.erasure.archive_only import erase_archived, finish_archive
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
@@ -45,7 +46,7 @@ from tidelog.maintenance.turn import ArchiveEraser, purge_once
 from tidelog.model.topic import Topic
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump_stream import PumpOptions, open_pump
-from tidelog.pipeline.registry import delete_pipeline, list_pipelines
+from tidelog.pipeline.registry import delete_pipeline
 
 __all__ = ["CopiesDone", "CopiesWorld"]
 

@@ -31,7 +31,7 @@ from tests.sim.journal_raw import Place, Raw, State, WatchedStore
 from tidelog.archive.archive import find_archive
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.catalog.base import Row
-from tidelog.erasure.from_archives import erase_archived, finish_archive
+from tidelog.erasure.archive_only import erase_archived, finish_archive
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import ConflictError, CorruptError, InvalidError, NotFoundError

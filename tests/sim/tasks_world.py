@@ -19,7 +19,7 @@ from tests.sim.archive_world import ArchivesWorld, Done
 from tests.sim.archive_worlds import RATES
 from tidelog.concurrency import TaskRunner
 from tidelog.coordination.commits import load_manifest, read_commit_rows
-from tidelog.erasure import rewrite_range, search
+from tidelog.erasure import event_search, rewrite_range
 from tidelog.erasure.rewrite_range import RangeRewrite
 from tidelog.errors import ConflictError, InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
@@ -134,7 +134,7 @@ class TasksWorld(ArchivesWorld):
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         super()._patch(patch)
-        for module in (rewrite_range, search, compile_tasks):
+        for module in (rewrite_range, event_search, compile_tasks):
             patch.setattr(module, "shared_store", lambda _: self.store_here())
         patch.setattr(WaitingEvents, "events_max", lambda _: self.random.choice([7, 16]))
 

@@ -23,8 +23,8 @@ from tidelog.archive.metrics import statsd_lines
 from tidelog.archive.status import WaitingTimes
 from tidelog.clock import Clock
 from tidelog.coordination.audit import Why, user_at_host
+from tidelog.erasure.archive_only import ErasedFromArchives, erase_archived
 from tidelog.erasure.delete import ErasurePlan, plan_archive_erasure
-from tidelog.erasure.from_archives import ErasedFromArchives, erase_archived
 from tidelog.erasure.proof import Proof, record_proof
 from tidelog.erasure.proof_search import prove_erased_from_archive
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, contained

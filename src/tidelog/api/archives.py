@@ -36,7 +36,6 @@ from tidelog.archive.archive import (
     choose_start,
     create_archive,
     find_archive,
-    list_archives,
     open_pipeline,
 )
 from tidelog.archive.coverage import is_by_offset
@@ -51,7 +50,7 @@ from tidelog.archive.tables import register
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import waits
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import read_archive
+from tidelog.coordination.pipeline_rows import list_archives, read_archive
 from tidelog.errors import CorruptError, FencedError, InvalidError, NotFoundError, contained
 from tidelog.model import defaults
 from tidelog.model.address import nearest

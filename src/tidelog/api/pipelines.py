@@ -19,6 +19,7 @@ from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import RowSource
 from tidelog.context import Context
 from tidelog.coordination.audit import DeadLetterRecorder, record_action, record_deletion
+from tidelog.coordination.pipeline_rows import list_pipelines
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.log.consumer.handler import (
     Append,
@@ -48,7 +49,7 @@ from tidelog.pipeline.pump_stream import (
     stream_pipeline,
 )
 from tidelog.pipeline.ranges import FilePolicy
-from tidelog.pipeline.registry import delete_pipeline, find_pipeline, list_pipelines
+from tidelog.pipeline.registry import delete_pipeline, find_pipeline
 from tidelog.pipeline.seek import PositionMove, SeekOptions, plan_seek, seek
 from tidelog.settings import check_options
 

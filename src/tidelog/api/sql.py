@@ -28,9 +28,9 @@ from tidelog.api.sql_tables import (
     Unreadable,
     as_dataset,
 )
-from tidelog.archive.archive import list_archives
 from tidelog.concurrency import Pool
 from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import list_archives
 from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.log.topics import list_topics
 from tidelog.model.address import nearest

@@ -53,10 +53,10 @@ from tidelog.coordination.pipeline_rows import (
     encode_archive,
     is_detached,
     is_outside,
+    list_archives,
     read_archive,
     read_partitions,
     read_progress,
-    scan_archives,
 )
 from tidelog.coordination.registry import add_name, remove_name
 from tidelog.errors import (
@@ -92,7 +92,6 @@ __all__ = [
     "find_archive",
     "is_ours",
     "is_own_name",
-    "list_archives",
     "open_pipeline",
     "own_folders",
     "place_of_root",
@@ -147,7 +146,7 @@ def refuse_nested(context: Context, archive: Archive) -> None:
     """Raises ``InvalidError`` if its folder contains another archive's, or is in one."""
     mine = place_of_root(archive.store, archive.root)
     what = f"archive `{archive.name}`: its folder `{archive.root}` of `{archive.store}`"
-    for gone, others in ((False, scan_archives(context)), (True, removed_archives(context))):
+    for gone, others in ((False, list_archives(context)), (True, removed_archives(context))):
         for other in others:
             if other.name == archive.name and not gone:
                 continue  # its name decides about that
@@ -294,11 +293,6 @@ def check_active(archive: Archive) -> None:
             f"archive `{archive.name}`: was ended at {to_iso(archive.ended.at_ms)}: create another "
             "archive to continue"
         )
-
-
-def list_archives(context: Context) -> Iterator[Archive]:
-    """Lists all archives by name."""
-    return scan_archives(context)
 
 
 def open_pipeline(

@@ -42,7 +42,7 @@ from functools import partial
 
 import msgspec
 
-from tidelog.archive.archive import is_ours, is_own_name, list_archives, open_sink, own_folders
+from tidelog.archive.archive import is_ours, is_own_name, open_sink, own_folders
 from tidelog.archive.freeze import freeze_heads
 from tidelog.catalog.base import Put, freeing
 from tidelog.connectors.by_url import files_at, no_source, pipelines_of, store_at
@@ -54,6 +54,8 @@ from tidelog.coordination.pipeline_rows import (
     encode_archive,
     is_detached,
     is_outside,
+    list_archives,
+    list_pipelines,
     replay_pipeline,
 )
 from tidelog.coordination.registry import check_shown, remove_name
@@ -63,7 +65,7 @@ from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, ArchiveEnd
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.failures import close_failures
-from tidelog.pipeline.registry import close_heads, delete_below, list_pipelines, remove_work
+from tidelog.pipeline.registry import close_heads, delete_below, remove_work
 from tidelog.pipeline.share import stop_drivers
 from tidelog.store.base import Store
 

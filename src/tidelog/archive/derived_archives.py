@@ -25,9 +25,9 @@ from tidelog.context import Context
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import (
     is_detached,
+    list_archives,
     read_partitions,
     read_progress,
-    scan_archives,
 )
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.model.address import parse_address
@@ -94,7 +94,7 @@ def archives_of(context: Context, topic: Topic) -> list[tuple[Archive, int]]:
     An archive comes before those made of it, and its live generation before one that is filled from
     it: what was removed from the first is not in what the second reads later.
     """
-    archives = [archive for archive in scan_archives(context) if archive.state == "ready"]
+    archives = [archive for archive in list_archives(context) if archive.state == "ready"]
     named = {archive.name: archive for archive in archives}
 
     def steps(url: str, above: frozenset[str]) -> int | None:
@@ -135,7 +135,7 @@ def refuse_circle(context: Context, name: str, source: str) -> None:
 
     Neither of two such archives could be deleted before the other.
     """
-    named = {each.name: each for each in scan_archives(context)}
+    named = {each.name: each for each in list_archives(context)}
     first = _archive_in(source) if source else None
     left, known = {first} - {None, name}, {name}
     while left:
@@ -158,7 +158,18 @@ def copies_of(context: Context, archive: Archive) -> list[Copy]:
 
     Each comes after all those that it was made of.
     """
-    return _copies(context, archive)
+    every = [each for each in list_archives(context) if each.state == "ready"]
+    left = [each for each in every if each.incarnation != archive.incarnation]
+    own = next((each for each in every if each.incarnation == archive.incarnation), archive)
+    found = [Copy(own, frozenset(own.formats), same_numbers=True)]
+    while True:
+        made = [copy for each in left if (copy := _copy(each, found)) is not None]
+        # One that is made of another waits for it, unless they are made of each other.
+        ready = [copy for copy in made if not any(_reads(copy.archive, o) for o in made)] or made
+        if not ready:
+            return found
+        found += ready
+        left = [each for each in left if each.name not in {copy.archive.name for copy in ready}]
 
 
 def archives_above(
@@ -172,31 +183,16 @@ def archives_above(
     left = {_archive_in(url) for url in _sources(archive, generation)} - {None}
     if not left:
         return
-    named = {each.name: each for each in scan_archives(context) if each.state == "ready"}
+    named = {each.name: each for each in list_archives(context) if each.state == "ready"}
     known = {archive.name}
     while left:
         above = named.get(left.pop() or "")
         if above is not None and above.name not in known:
             known.add(above.name)
             left |= {_archive_in(url) for url in _sources(above, above.newest)} - {None}
-            for copy in _copies(context, above):
+            for copy in copies_of(context, above):
                 if copy.archive.incarnation == archive.incarnation:
                     yield above, copy
-
-
-def _copies(context: Context, archive: Archive) -> list[Copy]:
-    every = [each for each in scan_archives(context) if each.state == "ready"]
-    left = [each for each in every if each.incarnation != archive.incarnation]
-    own = next((each for each in every if each.incarnation == archive.incarnation), archive)
-    found = [Copy(own, frozenset(own.formats), same_numbers=True)]
-    while True:
-        made = [copy for each in left if (copy := _copy(each, found)) is not None]
-        # One that is made of another waits for it, unless they are made of each other.
-        ready = [copy for copy in made if not any(_reads(copy.archive, o) for o in made)] or made
-        if not ready:
-            return found
-        found += ready
-        left = [each for each in left if each.name not in {copy.archive.name for copy in ready}]
 
 
 def _copy(archive: Archive, above: Iterable[Copy]) -> Copy | None:

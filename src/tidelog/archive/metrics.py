@@ -25,6 +25,7 @@ from tidelog.archive.status import (
 from tidelog.context import Context
 from tidelog.coordination.commits import newest_commits
 from tidelog.coordination.pipeline_rows import (
+    list_pipelines,
     read_partitions,
     read_progress,
     replay_pipeline,
@@ -32,7 +33,6 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.model.archive import Account, Archive
 from tidelog.model.pipeline import DriverFailure, Progress
 from tidelog.pipeline.failures import read_failures
-from tidelog.pipeline.registry import list_pipelines
 
 __all__ = [
     "ArchiveHistory",

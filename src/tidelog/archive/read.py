@@ -43,6 +43,7 @@ from tidelog.coordination.pipeline_rows import (
     Replays,
     counting_files,
     read_archive,
+    read_intent,
     read_partitions,
     read_progress,
     replay_pipeline,
@@ -51,8 +52,7 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import layout
 from tidelog.model.address import nearest, parse_address
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress
-from tidelog.model.topic import decode_row
+from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress
 from tidelog.store import open_store_here
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.fetch import fetched, opened
@@ -68,6 +68,7 @@ __all__ = [
     "file_rows",
     "find_event",
     "is_changing",
+    "is_removed",
     "read_rows",
     "source_partition",
 ]
@@ -360,10 +361,10 @@ def is_changing(
         return True
     if not any(each == file for _, each in counting_files(context, pipeline, partition)):
         return True
-    return _is_removed(context, archive, generation)
+    return is_removed(context, archive, generation)
 
 
-def _is_removed(context: Context, archive: Archive, generation: int) -> bool:
+def is_removed(context: Context, archive: Archive, generation: int) -> bool:
     """Returns whether a generation is dropped, or is being dropped."""
     try:
         found = read_archive(context, archive.name)
@@ -448,12 +449,10 @@ class _FileSearch:
         return any(self.offset in each.erased for each in manifests)
 
     def _not_archived(self, head: Progress, by_offset: bool) -> FindResult:
-        row = self.context.catalog.get(self._where, "intent")
+        intent = read_intent(self.context, self.pipeline, self.partition)
         says = f"not archived yet (committed up to {head.position})"
-        if row is not None and by_offset:
-            intent = decode_row(row.value, Intent, f"intent of `{self.partition}`")
-            if self.offset < int(intent.reach):
-                says += f"; {intent.start} to {intent.reach} is under way"
+        if intent is not None and by_offset and self.offset < int(intent.reach):
+            says += f"; {intent.start} to {intent.reach} is under way"
         return self._nowhere("waiting", says)
 
     def _in_files(self, manifest: Manifest) -> FindResult | None:

@@ -144,9 +144,7 @@ class _PartitionRows:
 
     @classmethod
     def read(cls, context: Context, pipeline: str, partition: str) -> _PartitionRows:
-        row = context.catalog.get(layout.pipeline_partition(pipeline, partition), "intent")
-        what = f"intent of `{partition}`"
-        intent = decode_row(row.value, Intent, what) if row is not None else None
+        intent = read_intent(context, pipeline, partition)
         head = read_progress(context, pipeline, partition)
         commits = list(read_commits(context, pipeline, partition))
         return cls(intent, head, commits, Manifests(context, pipeline, partition))

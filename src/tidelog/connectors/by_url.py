@@ -35,7 +35,7 @@ from tidelog.connectors.source import Source
 from tidelog.connectors.topic.segments import COPIES
 from tidelog.connectors.topic.sink import TopicSink
 from tidelog.context import Context, OpenContext
-from tidelog.coordination.pipeline_rows import check_outside, replay_pipeline, scan_archives
+from tidelog.coordination.pipeline_rows import check_outside, list_archives, replay_pipeline
 from tidelog.errors import InvalidError
 from tidelog.model import layout
 from tidelog.model.address import address_below, nearest, parse_address
@@ -247,7 +247,7 @@ def refuse_archive_folder(context: Context, source: str, what: str) -> None:
         return
     place = parse_file_address(address)
     within = address_below(place.store, place.folder)
-    for each in scan_archives(context):
+    for each in list_archives(context):
         if within.startswith(address_below(each.store, f"{each.root}/")):
             raise InvalidError(
                 f"{what}: source `{source}` is in the folder of archive `{each.name}`, where files "

@@ -36,6 +36,7 @@ from tidelog.model.pipeline import (
     Intent,
     ListedPartition,
     Manifest,
+    NamedPipeline,
     Progress,
 )
 from tidelog.model.topic import decode_row, encode_row
@@ -55,7 +56,9 @@ __all__ = [
     "generation_pipeline",
     "is_detached",
     "is_outside",
+    "list_archives",
     "list_partitions",
+    "list_pipelines",
     "read_archive",
     "read_erased",
     "read_erased_row",
@@ -65,16 +68,21 @@ __all__ = [
     "read_progress",
     "replay_effect",
     "replay_pipeline",
-    "scan_archives",
 ]
 
 _OWN_STORE = "home:"  # in the row of an archive whose folder is in the home's own store
 
 
-def scan_archives(context: Context) -> Iterator[Archive]:
-    """Yields all archives, by name."""
+def list_archives(context: Context) -> Iterator[Archive]:
+    """Yields all archives, by name; also those whose creation or delete is unfinished."""
     for row in context.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
         yield decode_archive(context, row)
+
+
+def list_pipelines(context: Context) -> Iterator[NamedPipeline]:
+    """Yields all named pipelines, by name; also those whose delete is unfinished."""
+    for row in context.catalog.scan(layout.REGISTRY, *layout.pipeline_rows()):
+        yield decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
 
 
 def read_archive(context: Context, name: str) -> Archive:

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Set
 from functools import cached_property
 
-from tidelog.archive.archive import list_archives
 from tidelog.archive.derived_archives import (
     Copy,
     Origin,
@@ -41,7 +40,13 @@ from tidelog.coordination.audit import (
     key_hash,
     read_audit,
 )
-from tidelog.coordination.pipeline_rows import generation_pipeline, read_partitions
+from tidelog.coordination.pipeline_rows import (
+    generation_pipeline,
+    list_archives,
+    list_pipelines,
+    read_partitions,
+)
+from tidelog.erasure.event_search import still_under_way
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof_scope import (
     Generation,
@@ -50,7 +55,6 @@ from tidelog.erasure.proof_scope import (
     origins_of_deleted,
     outside_of_home,
 )
-from tidelog.erasure.search import still_under_way
 from tidelog.erasure.topic_copies import (
     IN_HOME,
     Copies,
@@ -70,7 +74,6 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import Topic
-from tidelog.pipeline.registry import list_pipelines
 
 __all__ = ["ArchiveScope"]
 

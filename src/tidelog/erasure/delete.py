@@ -7,7 +7,7 @@ does. For an archive without a topic, its files and those of its copies are sear
 
 **Deletes** remove events from a topic, and from archives and objects that alone still hold them.
 A delete first amends the topic: no reader that starts later sees the events (``journal.amend``). It
-then searches the topic's archives for what the topic has trimmed (``erasure.from_archives``).
+then searches the topic's archives for what the topic has trimmed (``erasure.archive_only``).
 ``erase_strays`` also finds what only objects hold that no row names. Maintenance removes the bytes
 later; ``maintenance.turn`` does so at once.
 """
@@ -24,10 +24,10 @@ from tidelog.archive.derived_archives import Origin, copies_of, partitions_of, r
 from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites
 from tidelog.coordination.pipeline_rows import read_partitions, read_progress
-from tidelog.erasure.from_archives import DELETE_AGAIN, TopicPlaces, erase_found, erase_trimmed
+from tidelog.erasure.archive_only import DELETE_AGAIN, TopicPlaces, erase_found, erase_trimmed
+from tidelog.erasure.event_search import FileSearch, matcher_of, search_generation, search_strays
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.redaction import redact_reasons
-from tidelog.erasure.search import FileSearch, matcher_of, search_generation, search_strays
 from tidelog.journal.amend import Amender, AmendResult
 from tidelog.journal.lookup import Lookup, can_be_id, with_key
 from tidelog.log.topics import read_head, read_starts

@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from tidelog.archive.archive import list_archives, removed_archives
+from tidelog.archive.archive import removed_archives
 from tidelog.archive.derived_archives import (
     Origin,
     archives_of,
@@ -33,7 +33,12 @@ from tidelog.connectors.by_url import StoreFolder, folders_of, pipelines_of
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.audit import Owner
-from tidelog.coordination.pipeline_rows import is_detached, read_partitions
+from tidelog.coordination.pipeline_rows import (
+    is_detached,
+    list_archives,
+    list_pipelines,
+    read_partitions,
+)
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.topic_copies import (
     IN_HOME,
@@ -57,7 +62,6 @@ from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import Topic
-from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import Store
 
 __all__ = [

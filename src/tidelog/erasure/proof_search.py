@@ -13,7 +13,7 @@ range counts: its driver may have read the event before the delete. A file of an
 or keys cannot be searched for them, and counts too; a file that is not ours is searched in all its
 columns. Every table in the archive's row must list rewritten files as they are now. Each finding
 comes with what to do about it. With a task runner, tasks search segments, journals and files of
-archives first (``search``).
+archives first (``event_search``).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.aside_files import AsideFiles, aside_origins
+from tidelog.erasure.event_search import clean_files, clean_objects, files_to_search
 from tidelog.erasure.matcher import (
     EventMatcher,
     has_columns,
@@ -75,8 +76,7 @@ from tidelog.erasure.redaction import (
     quoting_seeks,
 )
 from tidelog.erasure.rewrite import is_under_way
-from tidelog.erasure.search import clean_files, clean_objects, files_to_search
-from tidelog.erasure.topic_copies import copy_deletions
+from tidelog.erasure.topic_copies import copy_deletions, transformed_archives
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.log.run_reader import describe_run, read_run
@@ -339,7 +339,8 @@ class _ProofSearch(ObjectSearch):
         """Searches files that were set aside, each with its sidecar, like an erasure reads them.
 
         Those of a dropped generation are left to the search of single objects. Those of another
-        topic are not searched, even if it had the same name.
+        topic are not searched, even if it had the same name. Where a transform may have given
+        events other times, the ledger's time does not say which ones came after the erasure.
         """
         store, lines = store_at(self._context, archive.store), aside_origins(self._context, archive)
         is_own = partial(self._scope.is_own_origin, archive)
@@ -348,12 +349,14 @@ class _ProofSearch(ObjectSearch):
             if info.key.partition(layout.ERASING)[0] in others:
                 self._others.add((store.url, info.key))
         files = AsideFiles(store, archive, lambda key: key not in others)
-        for key in files.names():
+        names = files.names()
+        later = bool(names) and archive.name in transformed_archives(self._context)
+        for key in names:
             # Then it is searched as an object.
             with contextlib.suppress(*UNREADABLE, NotFoundError):
                 read = files.read(key)
                 if read is not None:
-                    found = sum(self.in_rows(batch, later=False) for batch in read.batches)
+                    found = sum(self.in_rows(batch, later=later) for batch in read.batches)
                     for part in read.parts:
                         self.count((store.url, part.target), part.size)
                     if found:

@@ -21,9 +21,9 @@ steps 3 and 4 the bytes of a file differ from its manifest: a reader of the mani
 and reads again. A table that cannot be reached does not stop the erasure: the row stays at step 6,
 a later erasure from the same range still begins at step 1, and the error is raised at the end. If a
 staged copy was deleted before its file was replaced, the range begins again at step 1, with another
-key. If other files of the range were replaced by then, that copy is staged again. A file of dead
-letters that a replay replaced may be deleted at any step, and counts as done. So does a generation
-that is dropped meanwhile, whose files go before its rows.
+key. If other files of the range were replaced by then, that copy is staged again. Dead letters that
+a replay replaced are deleted first. One may do that at any step: such a file counts as done. So
+does a generation that is dropped meanwhile, whose files go before its rows.
 
 With a task runner, tasks stage files (step 2) and replace them (step 3). A task that runs twice
 stages under other names, which sweeps delete, and replaces a file once, by its etag.
@@ -186,6 +186,8 @@ def erase_from_archive(
         return report
     store = files_at(context, archive)
     own = archive.pipeline(generation)
+    if any(offsets.values()):
+        _remove_replaced(context, store, archive, generation)
     for pipeline in (own, replay_pipeline(own)):  # a replay moves events from one to the other
         todo: list[RangeToSettle] = []
         for partition in read_partitions(context, pipeline):
@@ -450,9 +452,8 @@ class PartitionRewriter:
         Earlier erasures have rewritten them: dead letters that a replay has replaced, which no
         event needs, and files that lack nothing except erased events.
         """
-        with contextlib.suppress(NotFoundError, CorruptError):
-            if remove_replaced(self._context, self._store, self._archive, self._generation):
-                return True
+        if _remove_replaced(self._context, self._store, self._archive, self._generation):
+            return True
         head, found = self._context.catalog.get(self._where, "head"), None
         with contextlib.suppress(NotFoundError, CorruptError):
             old = load_manifest(self._context.store, committed.manifest)
@@ -537,7 +538,7 @@ class PartitionRewriter:
         staged = self._staged.pop(committed.rewrite, None)
         if staged is None:
             staged = self._ranges.stage(old.parts, wanted, self._staging(committed))
-        parts = tuple(self._manifest_after(part, staged, wanted) for part in old.parts)
+        parts = tuple(manifest_without(part, staged, wanted) for part in old.parts)
         new = msgspec.structs.replace(old, ranges=parts) if old.ranges else parts[0]
         try:
             self._context.store.put(committed.rewrite, seal_json(new))
@@ -549,12 +550,6 @@ class PartitionRewriter:
     def _staging(self, committed: Commit) -> str:
         epoch = layout.manifest_epoch(committed.rewrite)
         return layout.staging(self._pipeline, self._partition, epoch, self._context.ids.new())
-
-    def _manifest_after(
-        self, old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets
-    ) -> Manifest:
-        """Returns the manifest of a range with its staged files."""
-        return manifest_without(old, staged, wanted)
 
     def _replace(self, before: FileEntry, after: FileEntry) -> None:
         """Step 3 for one file."""
@@ -577,6 +572,13 @@ class PartitionRewriter:
 
     def _decode(self, row: Row) -> Commit:
         return decode_row(row.value, Commit, f"commit `{row.row}`")
+
+
+def _remove_replaced(context: Context, store: Store, archive: Archive, generation: int) -> bool:
+    """Deletes dead letters that a replay has replaced and died before it deleted them."""
+    with contextlib.suppress(NotFoundError, CorruptError):  # manifests: found where they are needed
+        return bool(remove_replaced(context, store, archive, generation))
+    return False
 
 
 def _may_hold(committed: Commit, wanted: Offsets) -> bool:

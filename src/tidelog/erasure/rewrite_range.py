@@ -103,13 +103,13 @@ class RangeRewriter:
         self, parts: Sequence[Manifest], wanted: Offsets, staging: str
     ) -> dict[str, FileEntry]:
         """Uploads the rewritten files; returns their entries by target."""
-        uploads = Uploads(self._store, staging)
-        for part, left in _left_in(parts, wanted):
-            for file in self._files_with(part, left):
-                rewritten = self._rewritten(part, file, left)
-                if rewritten is not None:
-                    self._stage(uploads, list(part.files), file, rewritten)
-        return {entry.target: entry for entry in uploads.close()}
+        with Uploads(self._store, staging) as uploads:
+            for part, left in _left_in(parts, wanted):
+                for file in self._files_with(part, left):
+                    rewritten = self._rewritten(part, file, left)
+                    if rewritten is not None:
+                        self._stage(uploads, list(part.files), file, rewritten)
+            return {entry.target: entry for entry in uploads.close()}
 
     def has_lost_copies(
         self, old: Manifest, new: Manifest, changed: Sequence[tuple[FileEntry, FileEntry]]

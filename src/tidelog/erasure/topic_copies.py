@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tidelog.archive.archive import list_archives
 from tidelog.archive.derived_archives import (
     archives_of,
     copies_of,
@@ -37,7 +36,7 @@ from tidelog.archive.derived_archives import (
 from tidelog.archive.erased_events import Deletions, read_deletions
 from tidelog.context import Context
 from tidelog.coordination.audit import dead_letter_topic, deleted_copy, played_topic, read_actions
-from tidelog.coordination.pipeline_rows import read_partitions
+from tidelog.coordination.pipeline_rows import list_archives, list_pipelines, read_partitions
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.log.ledger import ErasedIds, Times
 from tidelog.log.topics import list_topics
@@ -46,7 +45,7 @@ from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import RENAMED, NamedPipeline
 from tidelog.model.topic import Topic, pipeline_of
-from tidelog.pipeline.registry import is_target_deleted, list_pipelines
+from tidelog.pipeline.registry import is_target_deleted
 from tidelog.playback.session import KnownPlayback, list_playbacks
 
 __all__ = [
@@ -72,6 +71,7 @@ __all__ = [
     "recorded_copies",
     "source_of_url",
     "system_of",
+    "transformed_archives",
 ]
 
 
@@ -300,7 +300,7 @@ def _steps(
 ) -> Iterator[_Step]:
     """Yields what copied events out of a topic, or out of archives."""
     pipelines = list(pipelines_from(context, originals.sources))
-    yield from _of_pipelines(pipelines, _transformed(context) if pipelines else set())
+    yield from _of_pipelines(pipelines, transformed_archives(context) if pipelines else set())
     for playback in playbacks:
         pinned = playback.pinned
         if pinned.pin.incarnation in originals.incarnations and not playback.sent_nothing:
@@ -418,8 +418,8 @@ def _of_pipelines(
         yield _Step(how, each.sink, each.target if inside else "", renamed)
 
 
-def _transformed(context: Context) -> set[str]:
-    """Returns the archives with events that a transform may have given other ids or keys."""
+def transformed_archives(context: Context) -> set[str]:
+    """Returns archives with events that a transform may have given other ids, keys or times."""
     archives = [each for each in list_archives(context) if each.state == "ready"]
     found = {
         each.name

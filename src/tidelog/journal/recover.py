@@ -64,6 +64,7 @@ import pyarrow as pa
 from tidelog.catalog.update import Decision, Rows, attempts, update
 from tidelog.codec.segment import Piece, encode_segment
 from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import list_pipelines
 from tidelog.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -77,7 +78,6 @@ from tidelog.log.producer.append_plan import ALL_SEQUENCES, StoredSegment
 from tidelog.log.status import read_heads
 from tidelog.log.topics import raise_epoch, raise_head, read_head
 from tidelog.model import layout, limits
-from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import (
     Head,
     ProducerState,
@@ -453,8 +453,7 @@ def _describe_writers(context: Context, writers: Collection[str]) -> list[str]:
     """Returns writers as users know them; a pump or restore by its name, if its row exists."""
     pipelines = {pipeline for writer in writers if (pipeline := pipeline_of(writer))}
     names: dict[str, str] = {}
-    for row in context.catalog.scan(layout.REGISTRY, *layout.pipeline_rows()) if pipelines else ():
-        found = decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
+    for found in list_pipelines(context) if pipelines else ():
         names[found.incarnation] = found.name
     told = set()
     for writer in writers:

@@ -23,7 +23,7 @@ from tidelog.catalog.base import prefix_end
 from tidelog.concurrency import describe_process
 from tidelog.context import Context
 from tidelog.coordination.ownership import Member
-from tidelog.coordination.pipeline_rows import read_progress
+from tidelog.coordination.pipeline_rows import list_archives, list_pipelines, read_progress
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.consumer.leases import decode_registered, read_lease
 from tidelog.log.partition_reader import Reader
@@ -31,8 +31,6 @@ from tidelog.log.run_reader import Cut, describe_run, read_run
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.address import nearest, parse_address
-from tidelog.model.archive import Archive
-from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.playback import PlaybackPin, PlaybackState
 from tidelog.model.topic import Head, Run, Topic, decode_row
 
@@ -519,16 +517,14 @@ def _needs(context: Context, topic: Topic, partitions: list[int]) -> Iterator[_N
 
 def _pipelines(context: Context, topic: str) -> Iterator[tuple[_Reader, str]]:
     """Yields the archives and pumps that read a topic, with the incarnation of their pipelines."""
-    for row in context.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
-        archive = decode_row(row.value, Archive, f"registry row `{row.row}`")
+    for archive in list_archives(context):
         if archive.state == "ready" and _reads(archive.source, topic):
             for generation in archive.in_state("live", "building"):
                 is_live = generation == archive.generation
                 more = "" if is_live else f" (generation {generation})"
                 reader = _Reader("archive", archive.name, more)
                 yield reader, archive.pipeline(generation)
-    for row in context.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
-        named = decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
+    for named in list_pipelines(context):
         if named.state == "ready" and _reads(named.source, topic):
             yield _Reader("pump", named.name), named.incarnation
 

@@ -196,7 +196,7 @@ def delete_topic(
     """Deletes a topic with all its events, consumers and audit records. Raises ``NotFoundError``.
 
     ``check`` gets the topic before anything is written, and may raise to refuse the delete, such as
-    ``readers.check_all_read``. A delete that has already started skips it. ``closed`` is step 3: it
+    ``status.check_all_read``. A delete that has already started skips it. ``closed`` is step 3: it
     gets the topic once no commit can land any more. If it raises, the topic is half deleted, and
     the next delete calls it again. ``shown``: as in ``check_shown``.
     """

@@ -15,10 +15,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tidelog.archive.archive import find_archive, list_archives, open_pipeline
+from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.tables import register
 from tidelog.context import Context
 from tidelog.coordination.jobs import SupervisedPart
+from tidelog.coordination.pipeline_rows import list_archives, list_pipelines
 from tidelog.errors import FencedError, NotFoundError, TidelogError, contained, unexpected
 from tidelog.log.notifier import repair
 from tidelog.log.notify_targets import open_target
@@ -32,7 +33,6 @@ from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump_stream import is_pump, open_pump, pump_options
 from tidelog.pipeline.ranges import FilePolicy
-from tidelog.pipeline.registry import list_pipelines
 
 __all__ = ["Follower"]
 

@@ -73,7 +73,7 @@ from itertools import groupby
 
 import msgspec
 
-from tidelog.archive.archive import list_archives, removed_archives
+from tidelog.archive.archive import removed_archives
 from tidelog.archive.delete import finish_ending, finish_removal, remove_late_copies
 from tidelog.archive.generations import finish_removals, remove_strays
 from tidelog.archive.tables import settle_tables
@@ -83,6 +83,9 @@ from tidelog.context import Context
 from tidelog.coordination.commits import CommitRow, Manifests, load_manifest, read_commit_rows
 from tidelog.coordination.pipeline_rows import (
     is_outside,
+    list_archives,
+    list_pipelines,
+    read_intent,
     read_partitions,
     read_progress,
 )
@@ -102,14 +105,13 @@ from tidelog.model.archive import Archive
 from tidelog.model.decoding import seal_json
 from tidelog.model.pipeline import (
     Commit,
-    Intent,
     Manifest,
     MergedRange,
     NamedPipeline,
     Progress,
 )
 from tidelog.model.topic import decode_row, encode_row
-from tidelog.pipeline.registry import is_target_deleted, list_pipelines
+from tidelog.pipeline.registry import is_target_deleted
 from tidelog.store.base import ObjectInfo, Store, put_same
 
 __all__ = [
@@ -549,10 +551,8 @@ def _read_named(context: Context, pipeline: str) -> _NamedObjects:
         head = read_progress(context, pipeline, partition)  # before its intent, on purpose
         named.epochs[folder] = head.epoch if head else 0
         named.looked[folder] = head.looked if head else 0
-        where = layout.pipeline_partition(pipeline, partition)
-        row = context.catalog.get(where, "intent")
-        if row is not None:
-            intent = decode_row(row.value, Intent, f"intent of `{partition}`")
+        intent = read_intent(context, pipeline, partition)
+        if intent is not None:
             key, is_read = intent.manifest, not intent.manifest or intent.ahead is not None
             if is_read and head is not None and not head.frozen and head.owner:
                 named.under_way.add((folder, head.epoch))

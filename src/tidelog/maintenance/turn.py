@@ -19,22 +19,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
-from tidelog.archive.archive import list_archives
 from tidelog.archive.derived_archives import copies_of, reachable_archives_of
 from tidelog.archive.erased_events import Deletions, PartitionOffsets
 from tidelog.archive.tables import repair_tables
 from tidelog.clock import looks
 from tidelog.context import Context
 from tidelog.coordination.audit import Why, forget_actions
-from tidelog.coordination.pipeline_rows import is_detached
-from tidelog.erasure.delete import DeleteResult
-from tidelog.erasure.from_archives import (
+from tidelog.coordination.pipeline_rows import is_detached, list_archives
+from tidelog.erasure.archive_only import (
     closed_offsets,
     erase_archived,
     finish_archive,
     keep_deletions,
     settled_offsets,
 )
+from tidelog.erasure.delete import DeleteResult
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased, prove_erased_from_archive
 from tidelog.erasure.redaction import redact_seeks

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from typing import Literal, TypeVar
 
 import msgspec
@@ -54,7 +53,6 @@ __all__ = [
     "journal_slots",
     "level_count",
     "once_producer",
-    "overlapping",
     "partition_for",
     "pipeline_of",
     "pipeline_producer",
@@ -436,13 +434,6 @@ def journal_slots(run: Run, resolution_ms: int) -> dict[str, bytes]:
     level, starts = slots_of(run.first_ms, run.last_ms, resolution_ms)
     rows = (layout.slot_row(level, start, run.base, journal_id) for start in starts)
     return dict.fromkeys(rows, f"{run.end}j".encode())
-
-
-def overlapping(start_ms: int, end_ms: int, resolution_ms: int) -> Iterator[tuple[int, int, int]]:
-    """Yields for each level the first and the last slot start that ``[start, end)`` overlaps."""
-    for level in range(level_count(resolution_ms)):
-        width = resolution_ms << level
-        yield level, start_ms // width * width, max(start_ms, end_ms - 1) // width * width
 
 
 def level_count(resolution_ms: int) -> int:

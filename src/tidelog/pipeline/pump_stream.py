@@ -41,7 +41,7 @@ from tidelog.connectors.source import Bounds, Chunk, DividingReader, Source, Sou
 from tidelog.connectors.topic.segments import EventLimit
 from tidelog.connectors.topic.sink import FieldedSink, TopicSink
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import read_partitions, read_progress
+from tidelog.coordination.pipeline_rows import read_intent, read_partitions, read_progress
 from tidelog.errors import (
     FencedError,
     InternalError,
@@ -54,8 +54,7 @@ from tidelog.log.consumer.handler import HandlerOptions, HandlerStopped, KnownSi
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.event import Event
-from tidelog.model.pipeline import Intent, Manifest, NamedPipeline, Totals
-from tidelog.model.topic import decode_row
+from tidelog.model.pipeline import Manifest, NamedPipeline, Totals
 from tidelog.pipeline.base import (
     CycleReport,
     LocalWorkers,
@@ -292,8 +291,7 @@ def _partition(
     progress = read_progress(context, named.incarnation, name)
     held = bounds.get(SourcePartition.named(name))
     position = progress.position if progress else (held.first if held else "")
-    row = context.catalog.get(layout.pipeline_partition(named.incarnation, name), "intent")
-    intent = decode_row(row.value, Intent, f"intent of `{name}`") if row else None
+    intent = read_intent(context, named.incarnation, name)
     return PumpPartition(
         name,
         position,

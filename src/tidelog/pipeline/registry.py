@@ -16,7 +16,7 @@ writing anything twice. Closed heads stay forever: they stop a stalled driver fr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -26,7 +26,7 @@ from tidelog.clock import looks
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import CompletingSource, Source
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import read_archive, read_partitions
+from tidelog.coordination.pipeline_rows import list_pipelines, read_archive, read_partitions
 from tidelog.coordination.registry import add_name, check_shown, remove_name
 from tidelog.errors import (
     ConflictError,
@@ -55,7 +55,6 @@ __all__ = [
     "find_pipeline",
     "is_inside",
     "is_target_deleted",
-    "list_pipelines",
     "remove_work",
 ]
 
@@ -162,12 +161,6 @@ def check_reach(context: Context, named: NamedPipeline) -> None:
         what = f"pipeline `{named.name}` into `{named.sink}`"
         remedy = f"run `tidelog pipeline delete {named.name}`, and make it again"
         context.identity.check_own(what, named.home, remedy)
-
-
-def list_pipelines(context: Context) -> Iterator[NamedPipeline]:
-    """Lists all named pipelines, including those with an unfinished delete."""
-    for row in context.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
-        yield _decode(row)
 
 
 def delete_pipeline(context: Context, name: str, shown: str = "") -> None:

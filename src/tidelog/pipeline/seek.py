@@ -48,10 +48,11 @@ from tidelog.context import Context
 from tidelog.coordination.audit import ARCHIVE_SEEK, PUMP_SEEK, record_action
 from tidelog.coordination.commits import load_manifest
 from tidelog.coordination.pipeline_rows import (
+    list_archives,
+    list_pipelines,
     read_archive,
     read_intent,
     read_progress,
-    scan_archives,
 )
 from tidelog.errors import (
     ConflictError,
@@ -78,7 +79,6 @@ from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.base import CycleReport, Pipeline, Track
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import REMADE_REMEDY, check_gaps
-from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import put_same
 
 __all__ = ["PositionMove", "SeekOptions", "plan_seek", "seek"]
@@ -172,7 +172,7 @@ def _targets(context: Context, pipeline: Pipeline, wanted: SeekOptions) -> list[
 def _check_followers(context: Context, pipeline: Pipeline, source: Source) -> None:
     """Raises if a sweep goes by what this pipeline has committed, or this one is a sweep."""
     sources = [(each.name, each.source) for each in list_pipelines(context)]
-    sources += [(each.name, each.source) for each in scan_archives(context)]
+    sources += [(each.name, each.source) for each in list_archives(context)]
     names = [name for name, url in sources if pipeline.name in pipelines_behind(url)]
     if names or pipelines_behind(source.url):
         who = f"`{names[0]}` adds what it missed" if names else "it adds what others missed"
@@ -328,7 +328,7 @@ def _readers(
         return given is None or archive.pipeline(int(given)) == pipeline.id
 
     where = f"{move.to} --partition {move.partition}"
-    for other in scan_archives(context):
+    for other in list_archives(context):
         for generation, written_as in other.formats.items() if other.ended is None else ():
             # One that is built from something else reads on from the archive's source.
             if any(map(reads, {written_as.source, other.source} - {""})):

@@ -74,6 +74,7 @@ __all__ = [
     "NamedPlayback",
     "find_playback",
     "forget_playback",
+    "list_pins",
     "list_playbacks",
     "start_playback",
 ]
@@ -277,13 +278,17 @@ def start_playback(context: Context, name: str, wanted: PlaybackPin) -> Playback
     return update(context, where, names, decide, f"playback `{name}`")
 
 
-def list_playbacks(context: Context) -> Iterator[KnownPlayback]:
-    """Lists all named playbacks by name, also finished ones."""
+def list_pins(context: Context) -> Iterator[tuple[str, PlaybackPin]]:
+    """Yields the name and the settings of each named playback, by name."""
     for row in context.catalog.scan(layout.REGISTRY, layout.playback_row(""), "playback0"):
         name = row.value.decode()
-        pinned = find_playback(context, name)
-        if pinned is None:
-            continue
+        if (pinned := find_playback(context, name)) is not None:
+            yield name, pinned
+
+
+def list_playbacks(context: Context) -> Iterator[KnownPlayback]:
+    """Lists all named playbacks by name, also finished ones."""
+    for name, pinned in list_pins(context):
         found = context.catalog.get(layout.playback_partition(name), layout.PLAYBACK_STATE)
         state = _state(name, found)
         is_played = bool(state.owner) and not context.processes.is_dead(state.mark)

@@ -1,12 +1,12 @@
 """Plans a read on the driver: from options and the catalog to tasks that need only the store.
 
 A range of offsets is pinned when it is planned. A task of a batch read updates the rest of its plan
-when it starts (``source.refreshed``). The runs of a range are cut at its borders, and large
+when it starts (``refreshed``). The runs of a range are cut at its borders, and large
 journals also within. The slices are grouped into tasks of about equal size, in the order of
 partitions and offsets.
 
 **Executors** open the store, and read and write objects, without a catalog. A batch read checks the
-catalog before that, if its machine can reach it (``source.refreshed``). What is read is checked
+catalog before that, if its machine can reach it (``refreshed``). What is read is checked
 like by every reader: the bytes against their checksums, the events against their count. Only the
 needed row groups and columns of a journal are fetched. Credentials come from the executor's own
 environment.

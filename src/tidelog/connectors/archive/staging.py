@@ -23,6 +23,7 @@ limits are those for copies: neither Tidelog's own additions to an event nor a l
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tempfile
 from collections import deque
@@ -30,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import crc32c
 import msgspec
@@ -45,7 +46,7 @@ from tidelog.codec.parsers import Layout
 from tidelog.codec.segment import read_piece
 from tidelog.concurrency import Pool
 from tidelog.connectors.sink import RangeWriter, TargetSink, Written
-from tidelog.errors import AlreadyExistsError, CorruptError, NotFoundError
+from tidelog.errors import AlreadyExistsError, CorruptError, NotFoundError, TidelogError
 from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.store.base import Store, copy_fresh, put_fresh
@@ -280,7 +281,10 @@ MakeEntry = Callable[[str, int, int], FileEntry]
 
 
 class Uploads:
-    """The files of one writer, in the order they were added."""
+    """The files of one writer, in the order they were added.
+
+    As a context manager, it deletes them if an error prevents that they are returned.
+    """
 
     def __init__(self, store: Store, staging: str) -> None:
         self._store = store
@@ -288,6 +292,18 @@ class Uploads:
         self._pool = Pool(_AT_ONCE, "tidelog-upload")
         self._waiting: deque[tuple[Future[FileEntry], int]] = deque()
         self._files: list[FileEntry] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            while self._waiting:
+                with contextlib.suppress(Exception):  # the first error counts
+                    self._settle()
+            with contextlib.suppress(TidelogError):  # a sweep deletes them later
+                discard_files(self._store, self._files)
+        self._pool.shutdown()
 
     def add(self, content: bytes, make_entry: MakeEntry) -> None:
         """Starts to store a file. May raise errors of earlier files."""

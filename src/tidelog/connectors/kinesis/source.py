@@ -284,5 +284,5 @@ def _reopen(url: str) -> KinesisSource:
 
 _source: type[Source] = KinesisSource
 _branching: type[BranchingSource] = KinesisSource
-_telling: type[ProbingSource] = KinesisSource
+_probing: type[ProbingSource] = KinesisSource
 _resuming: type[ResumingSource] = KinesisSource

@@ -448,7 +448,7 @@ def _reopen(url: str) -> ScyllaSource:
 
 
 _source: type[Source] = ScyllaSource
-_telling: type[ProbingSource] = ScyllaSource
+_probing: type[ProbingSource] = ScyllaSource
 _timed: type[TimedSource] = ScyllaSource
 _completing: type[CompletingSource] = ScyllaSource
 _with_rows: type[RowSource] = ScyllaSource

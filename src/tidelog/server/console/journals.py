@@ -122,7 +122,7 @@ class JournalPages:
         """``POST /console/topics/{topic}/prove``: searches again for what was erased before"""
         topic = self._home.topic(visit.path["topic"])
         asked = _asked(visit)
-        work = functools.partial(self._prove_again, topic, asked, visit.session.who or None)
+        work = functools.partial(self._prove, topic, asked, visit.session.who or None)
         return self._begin("proof", f"proof of an erasure from {topic.name}", topic, visit, work)
 
     def proof(self, visit: Visit) -> Answer:
@@ -160,9 +160,6 @@ class JournalPages:
         events = deleted.events + deleted.archived
         job.figures = {"deleted": str(events)}
         return f"{events:,} events deleted, " + self._prove(topic, asked, who, job, deleted)
-
-    def _prove_again(self, topic: Topic, asked: ErasureForm, who: str | None, job: Job) -> str:
-        return self._prove(topic, asked, who, job)
 
     def _prove(
         self,

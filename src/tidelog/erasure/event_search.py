@@ -25,7 +25,7 @@ from tidelog.archive.derived_archives import (
     origin_of,
 )
 from tidelog.archive.erased_events import Deletions
-from tidelog.archive.read import ArchiveFiles, is_changing
+from tidelog.archive.read import ArchiveFiles, is_changing, is_removed
 from tidelog.catalog.update import attempts
 from tidelog.clock import looks
 from tidelog.connectors.by_url import store_at
@@ -34,7 +34,7 @@ from tidelog.coordination.pipeline_rows import counting_files, read_intent, read
 from tidelog.erasure.aside_files import AsideFiles, aside_origins
 from tidelog.erasure.matcher import EventMatcher, own_column, rows_of, time_ms_of
 from tidelog.erasure.rewrite import finish_rewrites
-from tidelog.errors import CorruptError, InvalidError, UnavailableError
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.journal.stray_events import StrayEvents
 from tidelog.log.run_reader import read_run
 from tidelog.log.topics import list_topics
@@ -164,8 +164,23 @@ def search_generation(
     """Step 1 in one generation: finds what is below the end of each source partition.
 
     Skips the files that this search has searched before. A file that was rewritten since is another
-    one.
+    one. Finds nothing in a generation that is dropped meanwhile: all of it is deleted.
     """
+    try:
+        return _search_partitions(context, archive, generation, ends, search)
+    except (CorruptError, NotFoundError):
+        if not is_removed(context, archive, generation):
+            raise
+        return {}
+
+
+def _search_partitions(
+    context: Context,
+    archive: Archive,
+    generation: int,
+    ends: Mapping[str, int | None],
+    search: FileSearch,
+) -> dict[SourceOffset, FoundEvent]:
     found: dict[SourceOffset, FoundEvent] = {}
     begun = {partition: () for partition, end in ends.items() if end != 0}
     files = files_to_search(context, archive, generation, begun)
@@ -213,6 +228,7 @@ def _search_again(
                 search.searched.add(file)
             except CorruptError:
                 is_last = number == _SEARCHES.attempts - 1
+                is_last |= is_removed(context, archive, generation)
                 if is_last or not is_changing(context, archive, generation, partition, file):
                     raise
                 finish_rewrites(context, archive, generation)  # of one that crashed half-way

@@ -72,11 +72,7 @@ from tidelog.coordination.audit import (
 from tidelog.coordination.outcome import SentWrites
 from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.coordination.trusted_time import latest_now_ms
-from tidelog.erasure.matcher import EventMatcher
-from tidelog.erasure.metadata_objects import files_named_by_events
-from tidelog.erasure.redaction import redact_reasons, remove_quotes
-from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_archive
-from tidelog.erasure.search import (
+from tidelog.erasure.event_search import (
     SEARCHED_STATES,
     ArchiveSearch,
     FileSearch,
@@ -88,6 +84,10 @@ from tidelog.erasure.search import (
     search_generation,
     still_under_way,
 )
+from tidelog.erasure.matcher import EventMatcher
+from tidelog.erasure.metadata_objects import files_named_by_events
+from tidelog.erasure.redaction import redact_reasons, remove_quotes
+from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_archive
 from tidelog.erasure.topic_copies import (
     IN_HOME,
     copies_of_archives,
