@@ -68,7 +68,14 @@ from tidelog.errors import (
 )
 from tidelog.model import layout
 from tidelog.model.address import parse_address
-from tidelog.model.decoding import Persisted, decode_json, open_json, remedy, seal_json
+from tidelog.model.decoding import (
+    Persisted,
+    decode_json,
+    open_json,
+    pack_json,
+    remedy,
+    seal_json,
+)
 from tidelog.store import Store
 from tidelog.store.wrappers import reread
 
@@ -128,7 +135,7 @@ def create_identity(store: Store, catalog: Catalog, ids: Ids, location: Location
         with contextlib.suppress(ConflictError):  # another process finished it first
             catalog.write(
                 layout.HOME_PARTITION,
-                Put(layout.HOME_ROW, msgspec.json.encode(ready), expect=version),
+                Put(layout.HOME_ROW, pack_json(ready), expect=version),
                 write_id=ids.new(),
             )
     return read_pair(store, catalog, location)
@@ -232,7 +239,7 @@ def newest_half(in_store: Identity, in_catalog: Identity, found: Location) -> Id
 
 def _put_identity(catalog: Catalog, identity: Identity, version: str, ids: Ids) -> str:
     write_id = ids.new()
-    change = Put(layout.HOME_ROW, msgspec.json.encode(identity), expect=version)
+    change = Put(layout.HOME_ROW, pack_json(identity), expect=version)
     catalog.write(layout.HOME_PARTITION, change, write_id=write_id)
     return write_id
 
@@ -256,7 +263,7 @@ def _claim(store: Store, catalog: Catalog, ids: Ids, location: Location) -> tupl
     try:
         catalog.write(
             layout.HOME_PARTITION,
-            Put(layout.HOME_ROW, msgspec.json.encode(mine), expect=ABSENT),
+            Put(layout.HOME_ROW, pack_json(mine), expect=ABSENT),
             write_id=write_id,
         )
     except ConflictError:

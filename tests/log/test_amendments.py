@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 
+import crc32c
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -124,8 +125,11 @@ def test_large_values_are_fetched_and_given_out_piece_by_piece(
     monkeypatch.setattr(amended, "_NEW_BYTES_MAX", 1_500)
     rows: dict[int, Amendment] = {}
     for offset in range(0, 20, 2):
-        store.put(f"values/{offset}", b"%d" % offset * 1_000)
-        rows[offset] = Amendment(1, "update", 0, None, f"values/{offset}")
+        value = b"%d" % offset * 1_000
+        store.put(f"values/{offset}", value)
+        rows[offset] = Amendment(
+            1, "update", 0, object=f"values/{offset}", crc=crc32c.crc32c(value)
+        )
     rows[5] = DELETE
     parts = list(apply(some_rows(list(range(20)), 0, 20, is_dense=True), amendments(rows), store))
     assert len(parts) > 4

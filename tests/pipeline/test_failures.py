@@ -25,7 +25,7 @@ from tidelog.errors import InternalError, InvalidError, NotFoundError, Unavailab
 from tidelog.maintenance.follower import Follower
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import BeginReason, Progress
-from tidelog.pipeline import driver, failures, source_partitions
+from tidelog.pipeline import driver, failures, gaps, source_partitions
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import PipelineFailures, read_failures
@@ -392,5 +392,5 @@ def test_gap_before_what_a_source_holds_says_why(
     """A backfill holds nothing before the begin of the live generation, which a person may move."""
     source = TopicSource(lambda: nullcontext(home.context), "t")
     held = Bounds("26", "30", begins=begins)
-    (gap,) = failures.lost_before(POISONED, Progress("20", 0, 1), held, source, True)
+    (gap,) = gaps.lost_before(POISONED, Progress("20", 0, 1), held, source, True)
     assert (gap.start, gap.end, gap.reason, gap.offsets) == ("20", "26", reason, 6)

@@ -26,16 +26,11 @@ from tidelog.catalog.base import freeing
 from tidelog.context import Context
 from tidelog.coordination.audit import record_action
 from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.late_readers import Past, check_all_read
 from tidelog.log.notifier import Notifier, notify_again
 from tidelog.log.notify_targets import check_target, open_target
 from tidelog.log.partition_reader import OffsetEvents, Reader
-from tidelog.log.status import (
-    PartitionState,
-    Past,
-    check_all_read,
-    partition_ends,
-    partition_states,
-)
+from tidelog.log.status import PartitionState, partition_ends, partition_states
 from tidelog.log.timeline import Histogram, Timelines
 from tidelog.log.topics import (
     change_topic,
@@ -46,7 +41,7 @@ from tidelog.log.topics import (
     list_topics,
 )
 from tidelog.model import defaults
-from tidelog.model.event import Event, check_timestamp
+from tidelog.model.event import Event, check_timestamp, check_whole
 from tidelog.model.times import duration_ms, moment_ms
 from tidelog.model.topic import Topic, partition_for
 from tidelog.playback.pages import SearchQuery, SearchResult, search_partition
@@ -101,12 +96,12 @@ class TopicCalls(ABC):
         wanted = Topic(
             name=name,
             incarnation=self.context.ids.new(),
-            partitions=partitions,
+            partitions=check_whole("topic: partitions", partitions),
             created_ms=self.context.clock.now_ms(),
             slot_ms=duration_ms(slot),
             notify=targets,
             home=self.id,
-            max_latency_ms=max_latency_ms,
+            max_latency_ms=check_whole("topic: max_latency_ms", max_latency_ms),
         )
         return create_topic(self.context, wanted, self._record_once("create", name, who))
 
@@ -150,6 +145,8 @@ class TopicCalls(ABC):
         targets = None if notify is None else tuple(notify)
         for url in targets or ():
             check_target(url)
+        if max_latency_ms is not None:
+            max_latency_ms = check_whole("topic: max_latency_ms", max_latency_ms)
         self._record_once("change", name, who)()
         return change_topic(self.context, name, notify=targets, max_latency_ms=max_latency_ms)
 
@@ -169,18 +166,18 @@ class TopicCalls(ABC):
         >>> home.topics()
         []
         """
-        from tidelog.maintenance import turn
+        from tidelog.maintenance import purge
 
         self._check_open()
         record = self._record_once("delete", name, who)
 
         def check(topic: Topic) -> None:
             check_all_read(self.context, topic, past_readers)
-            turn.finish_deletes(self.context, topic)
+            purge.finish_deletes(self.context, topic)
             record()
 
         def closed(topic: Topic) -> None:
-            turn.finish_closed_deletes(self.context, topic)
+            purge.finish_closed_deletes(self.context, topic)
 
         with self._closing_producer(name), freeing(self.context.catalog):
             delete_topic(self.context, name, check, closed, incarnation)
@@ -416,6 +413,8 @@ class BrowseCalls(ABC):
     ) -> Iterator[OffsetEvents]:
         """Yields the events of a partition, or of all partitions one after another, in parts."""
         found = self.topic(topic)
+        start = None if start is None else check_whole("read: start", start)
+        end = None if end is None else check_whole("read: end", end)
         has_offsets = start is not None or end is not None
         if partition is None and found.partitions > 1 and has_offsets:
             raise InvalidError(

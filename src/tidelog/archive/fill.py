@@ -80,7 +80,7 @@ from tidelog.coordination.pipeline_rows import read_listed, read_partitions
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import ListedPartition
-from tidelog.pipeline.failures import without_remade
+from tidelog.pipeline.gaps import without_remade
 
 __all__ = [
     "FillSource",

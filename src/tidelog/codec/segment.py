@@ -275,6 +275,8 @@ def read_index(data: bytes, what: str) -> IdIndex:
         stream = pa.ipc.open_stream(pa.BufferReader(_SCHEMA + data))
         found = stream.read_next_batch_with_custom_metadata().custom_metadata
         encoded = base64.b64decode(found[_IDS], validate=True)
+    except StopIteration as exc:  # no batch: the object is cut
+        raise CorruptError(f"{what}: its id index is missing: keep the object") from exc
     except (pa.ArrowInvalid, OSError, EOFError, KeyError, TypeError, ValueError) as exc:
         raise CorruptError(f"{what}: its id index does not decode ({exc}): keep it") from exc
     return decode_index(encoded, what)

@@ -538,7 +538,7 @@ class PartitionRewriter:
         staged = self._staged.pop(committed.rewrite, None)
         if staged is None:
             staged = self._ranges.stage(old.parts, wanted, self._staging(committed))
-        parts = tuple(manifest_without(part, staged, wanted) for part in old.parts)
+        parts = tuple(self._manifest_after(part, staged, wanted) for part in old.parts)
         new = msgspec.structs.replace(old, ranges=parts) if old.ranges else parts[0]
         try:
             self._context.store.put(committed.rewrite, seal_json(new))
@@ -550,6 +550,12 @@ class PartitionRewriter:
     def _staging(self, committed: Commit) -> str:
         epoch = layout.manifest_epoch(committed.rewrite)
         return layout.staging(self._pipeline, self._partition, epoch, self._context.ids.new())
+
+    def _manifest_after(
+        self, old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets
+    ) -> Manifest:
+        """Returns the manifest of a range with its staged files; an update has another."""
+        return manifest_without(old, staged, wanted)
 
     def _replace(self, before: FileEntry, after: FileEntry) -> None:
         """Step 3 for one file."""

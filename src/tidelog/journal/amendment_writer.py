@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import crc32c
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -248,7 +249,8 @@ class AmendmentWriter:
             if change.kind == "update" and len(change.value or b"") <= INLINE_BYTES_MAX:
                 row = msgspec.structs.replace(row, value=change.value)
             elif change.kind == "update":
-                row = msgspec.structs.replace(row, object=self._object(change, head))
+                crc = crc32c.crc32c(change.value or b"")
+                row = msgspec.structs.replace(row, object=self._object(change, head), crc=crc)
             rows.append(Put(layout.amend_row(change.offset), encode_row(row)))
         offsets = [change.offset for change in changes]
         first, last = head.amended or (offsets[0], offsets[0])

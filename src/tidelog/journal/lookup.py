@@ -34,7 +34,7 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError, Unavailabl
 from tidelog.journal.id_cache import EventBlock, Halves, PartitionIds
 from tidelog.journal.listing import MovedError, is_settled, read_row
 from tidelog.log.partition_reader import Reader, lost_object, may_have_gone
-from tidelog.log.run_reader import Cut, EventRows, describe_run, pending, read_run
+from tidelog.log.run_reader import Cut, EventRows, describe_run, new_value, pending, read_run
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.event import Event, check_event
@@ -319,8 +319,7 @@ class Lookup:
         row = found.amendment
         if row is None:
             return event
-        value = row.value if row.object is None else self._context.store.get(row.object)
-        return msgspec.structs.replace(event, value=value)
+        return msgspec.structs.replace(event, value=new_value(self._context.store, row))
 
     def _restless(self) -> UnavailableError:
         return UnavailableError(

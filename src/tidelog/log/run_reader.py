@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+import crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -29,6 +30,7 @@ from tidelog.codec.event_batch import STORED_SCHEMA
 from tidelog.codec.journal_file import JournalFile, RowGroup
 from tidelog.codec.segment import read_piece
 from tidelog.context import Context
+from tidelog.errors import CorruptError
 from tidelog.model import layout
 from tidelog.model.topic import Amendment, Head, Run, Topic, decode_row
 from tidelog.store.base import Store
@@ -48,6 +50,7 @@ __all__ = [
     "describe_run",
     "fetch_run",
     "joined",
+    "new_value",
     "pending",
     "read_run",
     "row_groups",
@@ -189,6 +192,27 @@ def apply(rows: EventRows, amendments: Amendments, store: Store) -> Iterator[Eve
         yield part.only(keep[first:last]) if deleted else part
 
 
+def new_value(store: Store, row: Amendment) -> bytes | None:
+    """Returns the new value of an updated event.
+
+    Raises ``NotFoundError`` if its object is missing, and ``CorruptError`` if that is damaged.
+    """
+    key = row.object
+    if key is None:
+        return row.value
+
+    def read(_: bool) -> bytes:
+        value = store.get(key)
+        if crc32c.crc32c(value) != row.crc:
+            raise CorruptError(
+                f"object `{key}`: is not the new value that an update stored, by its checksum: "
+                "keep it, and restore it from a copy"
+            )
+        return value
+
+    return reread(store, key, read)
+
+
 def _portions(
     updated: Sequence[tuple[int, Amendment]], count: int, store: Store
 ) -> Iterator[tuple[int, int, list[int], list[bytes | None]]]:
@@ -196,8 +220,8 @@ def _portions(
     first = size = 0
     numbers: list[int] = []
     values: list[bytes | None] = []
-    keys = [row.object for _, row in updated if row.object is not None]
-    fetched = fetch_ahead_in_threads(store.get, keys)
+    large = [row for _, row in updated if row.object is not None]
+    fetched = fetch_ahead_in_threads(partial(new_value, store), large)
     for number, row in updated:
         value = row.value if row.object is None else next(fetched)[1]
         numbers.append(number - first)

@@ -115,8 +115,11 @@ def _check_path(text: str, path: str) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns `` (did you mean `x`?)`` if a known name is similar, otherwise an empty string."""
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    """Returns `` (did you mean `x`?)`` if a known name is similar, otherwise an empty string.
+
+    The name itself may be known by now: it can be created right after it was not found.
+    """
+    close = difflib.get_close_matches(name, sorted(set(known) - {name}), n=1, cutoff=0.6)
     return f" (did you mean `{close[0]}`?)" if close else ""
 
 

@@ -1,8 +1,13 @@
-"""Decoders of our types, each created once and by one thread at a time.
+"""Decodes and encodes our types. Each decoder is created once and by one thread at a time.
 
 msgspec analyzes a type on first use, and other threads see it half done: a thread that decodes the
 same type at that moment crashes the process. So everything decodes through this module, under a
 lock that forks respect too. Stored types derive from :class:`Persisted`.
+
+**What is stored can be read.** msgspec does not compare a value with its field's type when it
+encodes, only when it decodes. A caller's ``1.0`` or ``True`` in place of a whole number would be
+stored, and from then on each reader would report damage. So :func:`pack_stored` and
+:func:`pack_json` decode what they have encoded, and refuse a value before it is written.
 
 :func:`seal_json` stores a JSON object with a checksum, so that damage is an error. The first line
 is the value as JSON. The second one, ``{"crc32c":"0123abcd"}``, is the crc32c of the first. Tools
@@ -40,6 +45,8 @@ __all__ = [
     "is_deep_json",
     "json_items",
     "open_json",
+    "pack_json",
+    "pack_stored",
     "remedy",
     "seal_json",
     "too_deep",
@@ -99,9 +106,32 @@ def _decoder(made: dict[Any, D], make: Callable[[Any], D], kind: Any) -> D:
 S = TypeVar("S", bound=Persisted)
 
 
+def pack_stored(value: Persisted) -> bytes:
+    """Returns a value as MessagePack. Raises ``InvalidError`` if a field has another type."""
+    return _pack(value, msgspec.msgpack.encode, decode_msgpack)
+
+
+def pack_json(value: Persisted) -> bytes:
+    """Returns a value as JSON. Raises ``InvalidError`` if a field has another type."""
+    return _pack(value, msgspec.json.encode, decode_json)
+
+
+def _pack(
+    value: Persisted, encode: Callable[[Any], bytes], decode: Callable[[bytes, type[Any]], Any]
+) -> bytes:
+    try:
+        data = encode(value)
+        decode(data, type(value))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as exc:
+        raise InvalidError(
+            f"{type(value).__name__}: cannot be stored: {exc}: give a value of that type"
+        ) from exc
+    return data
+
+
 def seal_json(value: Persisted) -> bytes:
-    """Returns the bytes to store."""
-    text = msgspec.json.encode(value)
+    """Returns the bytes to store. Raises ``InvalidError`` if a field has another type."""
+    text = pack_json(value)
     return text + _seal(text)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from numbers import Integral
 from typing import Any, overload
 
 import msgspec
@@ -231,6 +232,17 @@ def check_header_count(count: int, most: int = limits.HEADERS_MAX) -> None:
         raise InvalidError(
             f"event: has {count} headers, at most {most} are allowed: put them into its value"
         )
+
+
+def check_whole(what: str, value: int) -> int:
+    """Returns a whole number as an ``int``, also one of numpy's.
+
+    Raises ``InvalidError`` for anything else. A ``1.0`` or ``True`` passes for a number until it is
+    stored.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InvalidError(f"{what}: is {value!r}: give a whole number")
+    return int(value)
 
 
 def check_utf8(what: str, text: str) -> None:

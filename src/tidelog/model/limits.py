@@ -59,6 +59,7 @@ __all__ = [
     "RANGE_PARTITIONS_MAX",
     "ROW_BYTES_MAX",
     "SEGMENT_EVENTS_MAX",
+    "SEQUENCE_MAX",
     "SLOT_MS_MAX",
     "STRAYS_AT_ONCE",
     "STRAY_KEEP_MS",
@@ -112,6 +113,7 @@ RANGE_PARTITIONS_MAX = 100  # of a topic that is read by time page by page; a cu
 FAILURES_MAX = 100  # failed flushes of a producer that are kept until they are raised
 PRODUCER_MARK_BYTES = 64  # of a mark that is stored with a sequence
 PRODUCER_NAME_MAX = 200  # characters
+SEQUENCE_MAX = (1 << 63) - 1  # of a named producer
 PRODUCER_RECENT = 8  # batches whose offsets a producer's row keeps
 PRODUCER_ROW_BYTES = 150_000  # of those batches in the row, where sequences have gaps
 COMMIT_ATTEMPTS = 200  # of one commit against other writers; each waits 0.2 s at most

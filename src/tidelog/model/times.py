@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tidelog.clock import Clock
 from tidelog.errors import InvalidError
 from tidelog.model import limits
-from tidelog.model.event import check_timestamp, from_iso
+from tidelog.model.event import check_timestamp, check_whole, from_iso
 
 __all__ = [
     "Backoff",
@@ -30,8 +30,8 @@ _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 def duration_ms(text: str | int) -> int:
     """Returns milliseconds, from an integer or from text such as ``500ms``, ``1s``, ``15m``."""
-    if isinstance(text, int):
-        return text
+    if not isinstance(text, str):
+        return check_whole("duration", text)
     found = re.fullmatch(r"([0-9]{1,15})(ms|s|m|h|d)", text.strip())
     if not found:
         raise InvalidError(

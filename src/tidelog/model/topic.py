@@ -23,8 +23,8 @@ import msgspec
 
 from tidelog.errors import CorruptError, InternalError, InvalidError
 from tidelog.model import defaults, layout, limits
-from tidelog.model.decoding import Persisted, decode_msgpack, remedy
-from tidelog.model.event import check_utf8
+from tidelog.model.decoding import Persisted, decode_msgpack, pack_stored, remedy
+from tidelog.model.event import check_utf8, check_whole
 from tidelog.model.limits import TIMESTAMP_MS_END
 from tidelog.model.times import duration_ms
 
@@ -85,7 +85,7 @@ class Topic(Persisted, frozen=True):
 
     def check_partition(self, partition: int) -> None:
         """Raises ``InvalidError`` for a partition that does not exist."""
-        if not 0 <= partition < self.partitions:
+        if not 0 <= check_whole(f"topic `{self.name}`: partition", partition) < self.partitions:
             raise InvalidError(
                 f"topic `{self.name}`: has no partition {partition}: {self.partitions_hint()}"
             )
@@ -248,6 +248,7 @@ class Amendment(Persisted, frozen=True):
     value: bytes | None = None  # of an update, if small; None is a value too
     object: str | None = None  # of an update with a value in the store
     audit: str = ""  # the record with author and reason
+    crc: int = 0  # crc32c of a value in the store
 
 
 class LedgerEntry(Persisted, frozen=True):
@@ -321,8 +322,8 @@ class ProducerState(Persisted, frozen=True):
 
 
 def encode_row(value: Persisted) -> bytes:
-    """Returns a row's value, as MessagePack."""
-    return msgspec.msgpack.encode(value)
+    """Returns a row's value, as MessagePack. Raises ``InvalidError`` for a wrong type."""
+    return pack_stored(value)
 
 
 def decode_row(data: bytes, kind: type[S], what: str) -> S:

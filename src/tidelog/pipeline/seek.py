@@ -78,7 +78,7 @@ from tidelog.model.times import Backoff
 from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.base import CycleReport, Pipeline, Track
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.failures import REMADE_REMEDY, check_gaps
+from tidelog.pipeline.gaps import REMADE_REMEDY, check_gaps
 from tidelog.store.base import put_same
 
 __all__ = ["PositionMove", "SeekOptions", "plan_seek", "seek"]

@@ -10,7 +10,7 @@ name or first line may be another one.
 **Ends that drivers saw.** A file or a topic may vanish before its end is read. So a row with the
 end is put as soon as rows wait in a source partition, then at most once a minute while it grows,
 and when a driver ends. A driver that starts after the file vanished reports the loss until a person
-accepts it (``failures``); a killed driver may have seen more. For topics, only those of a pattern
+accepts it (``gaps``); a killed driver may have seen more. For topics, only those of a pattern
 need this: any other is an error once it is deleted.
 
 **Order.** Where partitions split and merge, events of one key continue in another partition. So a
@@ -72,7 +72,8 @@ from tidelog.model.pipeline import Begin, Gap, ListedPartition, Progress, SeenEn
 from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.base import Pipeline, claimed_error
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.failures import LostError, contain_errors, vanished_end
+from tidelog.pipeline.failures import contain_errors
+from tidelog.pipeline.gaps import LostError, vanished_end
 
 __all__ = [
     "Beginnings",

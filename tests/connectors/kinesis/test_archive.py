@@ -38,7 +38,7 @@ from tidelog.model.event import to_iso
 from tidelog.pipeline.base import LocalWorkers, TaskOutcome
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.share import request_flush, wait_until_done
 from tidelog.settings import Settings

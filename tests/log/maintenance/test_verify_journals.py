@@ -236,9 +236,12 @@ def test_amendments_that_no_reader_sees_or_that_have_no_value(house: Damaged) ->
     house.put(house.orders, row, encode_row(Amendment(9, "update", 0, b"x")))
     assert "has sequence 9, the head counts 3" in house.only_error().what
     key = layout.amendment(house.orders.incarnation, 0, 0, 0, "xyz")
-    house.put(house.orders, row, encode_row(Amendment(2, "update", 0, object=key)))
+    house.put(house.orders, row, encode_row(Amendment(2, "update", 0, object=key, crc=1)))
     assert f"object `{key}`: is missing" in house.only_error().what
     house.store.put(key, b"large")
+    assert "by its checksum" in house.only_error().what
+    stored = Amendment(2, "update", 0, object=key, crc=crc32c.crc32c(b"large"))
+    house.put(house.orders, row, encode_row(stored))
     assert house.verify().findings == ()
     house.put(house.orders, row, encode_row(Amendment(2, "update", 0, object="../x")))
     assert "is not of this topic" in house.only_error().what

@@ -45,7 +45,7 @@ from tidelog.log.consumer.leases import (
 from tidelog.log.partition_reader import LAST_S, OffsetEvents, Reader, find_offset
 from tidelog.log.status import Lag, consumer_lag
 from tidelog.log.topics import read_head
-from tidelog.model.event import Event, check_timestamp
+from tidelog.model.event import Event, check_timestamp, check_whole
 from tidelog.model.topic import Topic
 
 __all__ = ["Consumer"]
@@ -146,6 +146,7 @@ class Consumer:
         self._topic.check_partition(partition)
         if isinstance(to, datetime):
             to = find_offset(self.context, self._topic, partition, check_timestamp(to))
+        to = check_whole("seek: offset", to)
         head, _ = read_head(self.context, self._topic, partition)
         if not head.start <= to <= head.next:
             raise InvalidError(
@@ -306,18 +307,18 @@ class Consumer:
         {'events_read': 2, 'done': False, 'busy': False}
         """
         self._topic.check_partition(partition)
+        read, most = 0, check_whole("read: max_events", max_events)
         if not self._take_once(partition, wait_s):
             return {"events_read": 0, "done": False, "busy": True}
         reader = self._reader_of(partition)
-        read = 0
         sent = SentWrites()  # the handler's own errors pass unchanged
         unknown_if_sent = functools.partial(
             sent.unknown_if_any, f"read of `{self._topic.name}/{partition}`", "read again"
         )
         try:
-            while read < max_events:
+            while read < most:
                 with unknown_if_sent():
-                    part = reader.take(max_events - read)
+                    part = reader.take(most - read)
                 if part is None:
                     break
                 for event in part.events():
@@ -370,7 +371,7 @@ class Consumer:
         self._lock = RefusingLock(self._guard)  # type: ignore[assignment]
 
     def _poll(self, max_events: int, timeout_s: float) -> list[OffsetEvents]:
-        if max_events < 1:
+        if (max_events := check_whole("poll: max_events", max_events)) < 1:
             raise InvalidError(f"poll: max_events is {max_events}: give 1 or more")
         clock = self.context.clock
         end_s = clock.monotonic_s() + timeout_s

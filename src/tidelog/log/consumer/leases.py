@@ -61,7 +61,7 @@ from tidelog.log.partition_reader import OffsetEvents, Pace, Reader, find_offset
 from tidelog.log.topics import check_exists, read_head
 from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
-from tidelog.model.event import Event, check_timestamp, check_utf8, from_iso
+from tidelog.model.event import Event, check_timestamp, check_utf8, check_whole, from_iso
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic, decode_row, encode_row
 
@@ -385,7 +385,8 @@ def parse_start(start: Start, now_ms: int) -> Start:
         return int(start)
     if isinstance(start, datetime):
         check_timestamp(start)
-    elif isinstance(start, int):
+    elif not isinstance(start, str):
+        start = check_whole("start", start)
         if start < 0:
             raise InvalidError(f"start {start}: give an offset of 0 or more")
     elif start not in ("earliest", "latest"):
@@ -454,6 +455,7 @@ class LeaseReader:
         The position skips erased offsets, even if no event follows yet. Raises ``NotFoundError`` if
         the position was trimmed.
         """
+        count = check_whole("max_events", count)
         while True:
             if self._stretch is None or self.position >= self._stretch.end:
                 self._stretch = self._next()
@@ -487,7 +489,7 @@ class LeaseReader:
 
     def rewind(self, position: int) -> None:
         """Delivers again from this position on, without moving the cursor."""
-        self.position = self.delivered = position
+        self.position = self.delivered = check_whole("offset", position)
         self.pending = None
         self._coming, self._stretch = None, None
         self.pace.hurry()

@@ -119,7 +119,7 @@ def move_cursor(
     found = _read_lease(context, topic, name, partition)
     epoch = found[0].epoch + 1 if found else 1
     where = layout.lease_partition(topic.incarnation, name, partition)
-    wanted = Put("lease", encode_row(Lease("", epoch, to)), expect=version or ABSENT)
+    wanted = Put("lease", encode_row(Lease("", epoch, again.to)), expect=version or ABSENT)
     what = f"move of consumer `{name}` on `{topic.name}/{partition}`"
     return write_held(context, where, what, wanted) is not None
 

@@ -41,7 +41,7 @@ from tidelog.errors import InternalError, InvalidError, UnavailableError
 from tidelog.log.maintenance.obsolete_rows import decode_run, remove_trimmed
 from tidelog.log.topics import raise_head, read_head
 from tidelog.model import layout
-from tidelog.model.event import to_iso
+from tidelog.model.event import check_whole, to_iso
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Head, Run, Topic
 
@@ -119,8 +119,8 @@ def trim_topic(
     """Deletes the oldest events; returns what was done in each partition that ``to`` selects.
 
     ``check`` gets the planned starts and may raise to refuse them, such as
-    ``status.check_readers``. Before anything is written, raises ``InvalidError`` for an unknown
-    partition or an offset past the end. Raises ``NotFoundError`` if the topic was deleted,
+    ``late_readers.check_readers``. Before anything is written, raises ``InvalidError`` for an
+    unknown partition or an offset past the end. Raises ``NotFoundError`` if the topic was deleted,
     ``UnavailableError`` if nothing was trimmed, and ``UnknownOutcomeError`` if something was or may
     have been: repeat the same trim to complete it.
     """
@@ -229,7 +229,8 @@ def _newest_ms(context: Context, topic: Topic, partition: int) -> int:
 def _plan(context: Context, topic: Topic, to: TrimTo) -> dict[int, int]:
     """Returns where each partition will start; plans again if something was compiled meanwhile."""
     if isinstance(to, ToOffsets):
-        return {p: _check_offset(context, topic, p, offset) for p, offset in to.offsets.items()}
+        found = to.offsets.items()
+        return {int(p): _check_offset(context, topic, p, offset) for p, offset in found}
 
     def plan() -> dict[int, int] | None:
         heads = _heads(context, topic)
@@ -267,6 +268,7 @@ def _trim(context: Context, topic: Topic, partition: int, start: int) -> TrimRes
 
 def _check_offset(context: Context, topic: Topic, partition: int, offset: int) -> int:
     topic.check_partition(partition)
+    offset = check_whole(f"partition `{topic.name}/{partition}`: its new start", offset)
     head, _ = read_head(context, topic, partition)
     if not 0 <= offset <= head.next:
         raise InvalidError(
@@ -298,7 +300,7 @@ def _starts_of_newest(
     It counts from the newest end, so two concurrent trims get the same answer, and what an older
     trim left behind costs nothing.
     """
-    if kept < 0:
+    if check_whole(f"topic `{topic.name}`: bytes to keep", kept) < 0:
         raise InvalidError(f"topic `{topic.name}`: keep {kept} bytes: give 0 or more")
     starts = {partition: head.next for partition, head in heads.items()}
     newest = heapq.merge(

@@ -18,6 +18,7 @@ from tidelog.catalog.base import Row
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.maintenance.verify_bytes import VerifyTally, problem_of_object
 from tidelog.log.partition_reader import Reader
+from tidelog.log.run_reader import new_value
 from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
 from tidelog.model.topic import (
@@ -289,7 +290,7 @@ class _AmendmentKey:
     row: str
     version: str
     sequence: int
-    object: str | None
+    stored: Amendment | None  # if its value is in the store
 
 
 class AmendmentCheck:
@@ -315,7 +316,8 @@ class AmendmentCheck:
             return
         if amendment.object is not None:
             self._tally.name(self._partition, amendment.object)
-        met = _AmendmentKey(offset, row.row, row.version, amendment.sequence, amendment.object)
+        stored = amendment if amendment.object is not None else None
+        met = _AmendmentKey(offset, row.row, row.version, amendment.sequence, stored)
         self._met.append(met)
 
     def finish(self, head: Head, first: int | None) -> None:
@@ -343,14 +345,18 @@ class AmendmentCheck:
             return "is not where the head says that amendments are: no reader sees it"
         if not 1 <= each.sequence <= head.amendments:
             return f"has sequence {each.sequence}, the head counts {head.amendments}"
-        if each.object is None:
-            return None
-        if not self._tally.owns(each.object):
-            return f"object `{each.object}`: is not of this topic"
+        return None if each.stored is None else self._problem_of_value(each.stored)
+
+    def _problem_of_value(self, amendment: Amendment) -> str | None:
+        key = amendment.object or ""
+        if not self._tally.owns(key):
+            return f"object `{key}`: is not of this topic"
         try:
-            self._tally.size_of(each.object)
+            new_value(self._tally.context.store, amendment)
         except NotFoundError:
-            return f"object `{each.object}`: is missing: restore it from a copy"
+            return f"object `{key}`: is missing: restore it from a copy"
+        except CorruptError as exc:
+            return str(exc)
         return None
 
     def _is_there(self, each: _AmendmentKey) -> bool:

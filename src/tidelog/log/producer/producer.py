@@ -27,7 +27,14 @@ from tidelog.log.producer.append_plan import event_mark
 from tidelog.log.producer.flush import EventFields, Flush, FlushPart, SendFuture
 from tidelog.log.producer.uploader import UPLOADS, Uploader
 from tidelog.model import limits
-from tidelog.model.event import Event, Positions, check_event, check_timestamp, headers_of
+from tidelog.model.event import (
+    Event,
+    Positions,
+    check_event,
+    check_timestamp,
+    check_whole,
+    headers_of,
+)
 from tidelog.model.topic import (
     ProducerState,
     Topic,
@@ -177,6 +184,8 @@ class Producer:
                         raise
                     flush.size = size
                     return SendFuture(flush, index)
+        if sequence is not None:
+            sequence = check_whole("send: sequence", sequence)
         event = Event(value, key, id, timestamp, type, headers_of(headers))
         size = check_event(event, self._event_bytes_max) + _OVERHEAD_BYTES
         time_ms = self._now_ms() if timestamp is None else check_timestamp(timestamp)
@@ -285,6 +294,8 @@ class Producer:
             self._topic.check_partition(partition)
         if expected_offset is not None and partition is None:
             raise InvalidError("append: expected_offset needs a partition: give both")
+        if expected_offset is not None:
+            expected_offset = check_whole("append: expected_offset", expected_offset)
         flushes: list[Flush] = []
         stopped: TidelogError | None = None
         is_whole = expected_offset is not None or find_end is not None
@@ -363,8 +374,8 @@ class Producer:
             return (-1 if key is None else partition_for(key, partitions)), -1
         if sequence is None:
             sequence = self._sequence + 1
-        elif sequence < 0:
-            raise InvalidError(f"send: sequence is {sequence}: give 0 or more")
+        if not 0 <= sequence <= limits.SEQUENCE_MAX:
+            raise InvalidError(f"send: sequence is {sequence}: give 0 to {limits.SEQUENCE_MAX}")
         return (sequence % partitions if key is None else partition_for(key, partitions)), sequence
 
     def _repeated(self, partition: int, sequence: int) -> SendFuture | None:
