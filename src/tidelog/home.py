@@ -28,7 +28,7 @@ from tidelog.catalog import Catalog
 from tidelog.concurrency import Pool, check_process
 from tidelog.context import Context
 from tidelog.coordination.audit import user_at_host
-from tidelog.coordination.registry import Tokens
+from tidelog.coordination.tokens import Tokens
 from tidelog.errors import InternalError, InvalidError, NotFoundError, TidelogError
 from tidelog.journal.amendment_writer import append_absent
 from tidelog.journal.lookup import Lookups

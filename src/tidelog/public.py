@@ -72,7 +72,7 @@ from tidelog.coordination.audit import Why as Why
 from tidelog.coordination.jobs import JobRecord as JobRecord
 from tidelog.coordination.jobs import Jobs as Jobs
 from tidelog.coordination.jobs import SupervisedPart as SupervisedPart
-from tidelog.coordination.registry import Tokens as Tokens
+from tidelog.coordination.tokens import Tokens as Tokens
 from tidelog.erasure.archive_only import ErasedFromArchives as ErasedFromArchives
 from tidelog.erasure.delete import DeleteResult as DeleteResult
 from tidelog.erasure.delete import ErasurePlan as ErasurePlan
@@ -117,8 +117,8 @@ from tidelog.log.status import MemberState as MemberState
 from tidelog.log.status import PartitionState as PartitionState
 from tidelog.log.timeline import Histogram as Histogram
 from tidelog.maintenance.pipeline_sweep import PipelineSweep as PipelineSweep
-from tidelog.maintenance.turn import Erasure as Erasure
-from tidelog.maintenance.turn import ErasureWatch as ErasureWatch
+from tidelog.maintenance.purge import Erasure as Erasure
+from tidelog.maintenance.purge import ErasureWatch as ErasureWatch
 from tidelog.model.archive import Account as Account
 from tidelog.model.archive import Archive as Archive
 from tidelog.model.archive import ArchiveFormat as ArchiveFormat
@@ -140,8 +140,8 @@ from tidelog.model.token import Grant as Grant
 from tidelog.model.token import Token as Token
 from tidelog.model.topic import Topic as Topic
 from tidelog.pipeline.base import CycleReport as CycleReport
-from tidelog.pipeline.pump_stream import PumpPartition as PumpPartition
-from tidelog.pipeline.pump_stream import PumpStatus as PumpStatus
+from tidelog.pipeline.pump import PumpPartition as PumpPartition
+from tidelog.pipeline.pump import PumpStatus as PumpStatus
 from tidelog.pipeline.seek import PositionMove as PositionMove
 from tidelog.playback.pages import SearchQuery as SearchQuery
 from tidelog.playback.pages import SearchResult as SearchResult

@@ -46,7 +46,7 @@ from tidelog.model.topic import encode_row
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.failures import RemadeError
+from tidelog.pipeline.gaps import RemadeError
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash

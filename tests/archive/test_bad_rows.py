@@ -25,7 +25,7 @@ from tidelog.model.event import from_iso
 from tidelog.model.limits import HEADERS_MAX, ID_BYTES_MAX, OWN_HEADERS_MAX, TIMESTAMP_MS_END
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 
 ROWS, BAD = 9, 4
 OTHERS = [b"%d" % row for row in range(ROWS) if row != BAD]

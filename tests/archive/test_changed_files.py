@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import tidelog.maintenance.turn as purge
 from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
 from tidelog import Event, Home
 from tidelog.archive.dead_letters import ReplayOptions, replay
@@ -21,6 +20,7 @@ from tidelog.errors import CorruptError, UnavailableError
 from tidelog.journal.amendment_writer import AmendmentWriter
 from tidelog.log import topics
 from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.maintenance import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic

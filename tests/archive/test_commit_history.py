@@ -18,7 +18,7 @@ from tidelog.model import layout, limits
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import find_pipeline
 from tidelog.settings import Settings
 from tidelog.testing.scheduler import FakeClock

@@ -30,7 +30,7 @@ from tidelog.home import World, create_home
 from tidelog.model.archive import Archive
 from tidelog.pipeline import ranges
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.settings import Settings
 

@@ -36,7 +36,8 @@ from tidelog.erasure.event_search import FoundEvent
 from tidelog.errors import UnknownOutcomeError
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import ArchiveEraser, purge_once
+from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows, LocalWorkers, Task
 from tidelog.pipeline.cycle import Cycle

@@ -18,7 +18,7 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.codec.event_json import plain_rows, row_lines
 from tidelog.codec.formats.base import OwnColumns
 from tidelog.codec.formats.typed import ColumnarFormat
-from tidelog.maintenance.turn import purge_once
+from tidelog.maintenance.purge import purge_once
 
 EXTREMES: dict[str, list[Any]] = {
     "boolean": [True, False],

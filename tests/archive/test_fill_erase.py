@@ -29,7 +29,7 @@ from tidelog.erasure import rewrite as erase
 from tidelog.erasure.delete import delete_events
 from tidelog.errors import UnavailableError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import purge_once
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import Task, TaskOutcome, run_task
 

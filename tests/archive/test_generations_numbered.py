@@ -31,7 +31,7 @@ from tidelog.home import World, create_home
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.settings import Settings
 
 AVRO = ArchiveFormat(format="avro")

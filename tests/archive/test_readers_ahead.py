@@ -17,7 +17,7 @@ from tidelog.errors import UnavailableError
 from tidelog.home import World, create_home
 from tidelog.model.pipeline import Progress
 from tidelog.pipeline.driver import Driver
-from tidelog.pipeline.failures import RemadeError, remade_bounds
+from tidelog.pipeline.gaps import RemadeError, remade_bounds
 from tidelog.settings import Settings
 
 

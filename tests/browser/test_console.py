@@ -18,12 +18,12 @@ from tests.browser.person import Person
 from tests.support.serving import Served, serving
 from tidelog import Event, Home
 from tidelog.archive.archive import committed_files, create_archive, find_archive, open_pipeline
-from tidelog.coordination.registry import create_token
+from tidelog.coordination.tokens import create_token
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import to_iso
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 
 HOSTILE = "<img src=x onerror=\"document.title='broken into'\"><script>document.title='x'</script>"
 HOUR_MS = 3_600_000

@@ -14,7 +14,7 @@ from tests.support.homes import a_catalog
 from tidelog import Event
 from tidelog.catalog import sqlite as sqlite_module
 from tidelog.catalog.base import Catalog, Delete, Put, clear_deleted_rows
-from tidelog.maintenance.turn import purge_once
+from tidelog.maintenance.purge import purge_once
 
 SECRET = b"a value that was erased"
 

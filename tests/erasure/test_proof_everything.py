@@ -27,7 +27,7 @@ from tidelog.codec.parsers import Layout, LayoutSettings
 from tidelog.connectors.archive.staging import Spool
 from tidelog.erasure.proof import Trace
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import purge_once
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.base import LocalWorkers
@@ -393,3 +393,16 @@ def test_replay_with_other_names_of_times_is_not_listed(home: Home) -> None:
     home.delete("t", ["one"])
     purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "one") == []
+
+
+@pytest.mark.parametrize("word", ["daily", "t", "dead"])
+def test_emptied_dead_letters_are_no_trace_of_an_id_that_names_their_archive(
+    home: Home, word: str
+) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    home.append("t", [Event(b"no JSON", id=word)])
+    drive(home, archive)
+    home.delete("t", [word])
+    purge_once(home.context, home.topic("t"), grace_ms=0)
+    assert prove(home, word) == []

@@ -21,15 +21,18 @@ from tidelog.connectors.by_url import store_at
 from tidelog.coordination.pipeline_rows import replay_pipeline
 from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events, delete_key
+from tidelog.erasure.proof_remedies import STAGED_BEFORE
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.turn import ArchiveEraser, purge_once
+from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.store.base import object_exists
 from tidelog.testing.scheduler import Crash
 
 
@@ -345,6 +348,20 @@ def test_what_is_staged_in_another_store_is_found_and_swept(
     if of == "a dropped generation":
         purge_once(home.context, topic, 0)
         assert home.prove_erased(topic.name, ids=["gone"]).traces == []
+
+
+def test_person_deletes_what_was_staged_before_the_catalog_was_restored(home: Home) -> None:
+    append(home, "gone", "stays")
+    archive = an_archive(home)
+    drive(home, archive)
+    (staged,) = staged_copy(home, archive)  # under an epoch that its head has not reached
+    home.delete("t", ["gone"])
+    purge_once(home.context, home.topic("t"), 0)
+    assert object_exists(home.store, staged)
+    (trace,) = home.prove_erased("t", ids=["gone"]).traces
+    assert (trace.object, trace.do) == (staged, STAGED_BEFORE)
+    home.store.delete([staged])
+    assert home.prove_erased("t", ids=["gone"]).is_clean
 
 
 def test_archive_in_another_store_explains_nothing_in_the_home(home: Home, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tidelog.erasure import proof as proof_module
 from tidelog.erasure.delete import delete_key
 from tidelog.erasure.proof import Trace
 from tidelog.errors import InvalidError
-from tidelog.maintenance.turn import purge_once
+from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.store.base import Upload

@@ -25,7 +25,7 @@ from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.errors import InvalidError
 from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.turn import purge_once
+from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import Task, TaskOutcome, run_task
@@ -305,3 +305,19 @@ def test_archive_erase_leaves_files_set_aside_of_a_topic_that_is_there(home: Hom
     with pytest.raises(InvalidError, match="its topic `old` exists: run `tidelog delete"):
         erase_archived(home.context, archive, home.reason("asked", "me"), ["ahead"])
     assert "ahead" in kept(home, archive)
+
+
+@pytest.mark.parametrize("format", ["parquet", "sequence"])
+def test_names_of_files_set_aside_have_no_part_of_an_event(home: Home, format: str) -> None:
+    gone = Event(b'{"at": 1794700800, "user": "ann"}', id="gone", key=b"ann")
+    stays = Event(b'{"at": 1794700800, "user": "bob"}', id="stays", key=b"bob")
+    home.append("old", [gone, stays])
+    archive = an_archive_with_files_aside(home, parser="split:user|json:at", format=format)
+    (record,) = read_aside(home.context, archive.pipeline())
+    moved = {each.key for each in home.store.list(f"{archive.root}/_aside/")}
+    assert set(record.files) == moved
+    assert all("/g1/old/dt=2026-11-15/" in each for each in moved)
+    assert not any("ann" in each or "bob" in each for each in moved)
+    delete_key(home.context, home.amender("old", home.reason("asked", "me")), b"ann")
+    erase(home)
+    assert kept(home, archive) == ["stays"]

@@ -29,7 +29,8 @@ from tidelog.erasure.rewrite_range import FileRewriter
 from tidelog.errors import CorruptError
 from tidelog.maintenance import pipeline_sweep as sweep
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import ArchiveEraser, purge_once
+from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.testing.scheduler import Crash

@@ -31,7 +31,8 @@ from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.home import World, create_home, open_home
 from tidelog.identity import Identity, Location, adopt_identity, create_identity, locate, read_pair
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import ArchiveEraser, purge_once
+from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import NamedPipeline

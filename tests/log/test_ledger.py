@@ -21,7 +21,7 @@ from tidelog.log.topics import raise_head
 from tidelog.model.topic import Head
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.settings import Settings
 
 

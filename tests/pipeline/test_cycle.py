@@ -23,7 +23,7 @@ from tidelog.model.times import Backoff
 from tidelog.model.topic import decode_row
 from tidelog.pipeline.base import ClaimedError, LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
-from tidelog.pipeline.failures import RemadeError
+from tidelog.pipeline.gaps import RemadeError
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore

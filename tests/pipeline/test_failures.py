@@ -25,7 +25,7 @@ from tidelog.errors import InternalError, InvalidError, NotFoundError, Unavailab
 from tidelog.maintenance.follower import Follower
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import BeginReason, Progress
-from tidelog.pipeline import driver, failures, source_partitions
+from tidelog.pipeline import driver, failures, gaps, source_partitions
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import PipelineFailures, read_failures
@@ -281,7 +281,7 @@ def test_outage_is_shown_in_status_check_and_metrics(tmp_path: Path) -> None:
             until(lambda: read_status(home.context, archive).failure is not None)
             status = read_status(home.context, archive)
             told = "\n".join(troubles(status, Limits()))
-            assert "its driver cannot reach the source since" in told
+            assert "its driver has not reached the source" in told
             assert 'tidelog_archive_source_up{archive="raw"} 0' in status_text([status])
             assert _metric(status_text([status]), "outage_seconds") > 0
             away.rename(folder)
@@ -310,7 +310,7 @@ def test_failing_source_partition_is_shown_in_status_check_and_metrics(tmp_path:
         failure = by_name["in/b.parquet"].failure
         assert failure is not None
         assert "b.parquet" in failure.message
-        assert any("fails since" in each for each in troubles(status, Limits()))
+        assert any("has failed for" in each for each in troubles(status, Limits()))
         assert _metric(status_text([status]), "failing_seconds", "in/b.parquet") >= 0
         assert "in/b.parquet" in status_text([status])
 
@@ -392,5 +392,5 @@ def test_gap_before_what_a_source_holds_says_why(
     """A backfill holds nothing before the begin of the live generation, which a person may move."""
     source = TopicSource(lambda: nullcontext(home.context), "t")
     held = Bounds("26", "30", begins=begins)
-    (gap,) = failures.lost_before(POISONED, Progress("20", 0, 1), held, source, True)
+    (gap,) = gaps.lost_before(POISONED, Progress("20", 0, 1), held, source, True)
     assert (gap.start, gap.end, gap.reason, gap.offsets) == ("20", "26", reason, 6)

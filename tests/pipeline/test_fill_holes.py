@@ -39,7 +39,7 @@ from tidelog.model import limits
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import Gap, Manifest, Progress, joined_gaps
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.failures import late_head
+from tidelog.pipeline.gaps import late_head
 
 T0 = SourcePartition("t", "0")
 

@@ -19,7 +19,7 @@ from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import Progress
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.failures import RemadeError
+from tidelog.pipeline.gaps import RemadeError
 
 
 @pytest.fixture

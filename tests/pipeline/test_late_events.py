@@ -16,7 +16,7 @@ from tidelog.connectors.source import Bounds
 from tidelog.errors import UnavailableError
 from tidelog.model.pipeline import Gap, Manifest, Progress, Totals
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.failures import late_head, late_spans
+from tidelog.pipeline.gaps import late_head, late_spans
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import World, create_home
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.settings import Settings
 
 KILLS = 8

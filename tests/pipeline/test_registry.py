@@ -22,7 +22,7 @@ from tidelog.model.pipeline import Begin, ListedPartition
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import delete_pipeline, find_pipeline
 from tidelog.pipeline.share import DriverMembers
 from tidelog.settings import Settings

@@ -28,7 +28,7 @@ from tidelog.home import World, create_home
 from tidelog.model.archive import Account, Archive
 from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.failures import RemadeError
+from tidelog.pipeline.gaps import RemadeError
 from tidelog.settings import Settings
 
 

@@ -84,7 +84,7 @@ def test_handler_that_fails_ends_the_run_after_what_it_handled(home: Home) -> No
 
 def test_slow_handler_commits_within_a_range(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "tidelog.pipeline.pump_stream._RANGE_S", 0.0
+        "tidelog.pipeline.stream._RANGE_S", 0.0
     )  # every event takes longer than that
     fill(home, 10)
     behind: list[int] = []

@@ -12,9 +12,10 @@ import tidelog
 from tests.support.fake_transactions import FakeBroker, FakeTransactions
 from tests.support.playback_stage import T0
 from tidelog import Event, Home
+from tidelog.connectors.http import HttpPlaybackSink
 from tidelog.connectors.kafka.client import TopicRules
 from tidelog.connectors.kafka.sink import KafkaPlaybackSink
-from tidelog.connectors.sink import HttpPlaybackSink, PlaybackSink, SinkContext
+from tidelog.connectors.sink import PlaybackSink, SinkContext
 from tidelog.errors import AlreadyExistsError
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model.address import parse_address

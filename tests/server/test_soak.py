@@ -27,7 +27,7 @@ import pytest
 
 from tests.server.test_processes import running
 from tidelog import Home
-from tidelog.coordination.registry import rotate_token
+from tidelog.coordination.tokens import rotate_token
 from tidelog.home import create_home, open_home
 from tidelog.model.token import Token
 from tidelog.settings import Settings

@@ -70,10 +70,10 @@ from tidelog.errors import TidelogError
 from tidelog.journal import compile_steps
 from tidelog.maintenance import pipeline_sweep as compact
 from tidelog.maintenance import pipeline_sweep as sweep
-from tidelog.maintenance import turn
+from tidelog.maintenance import purge
 from tidelog.model import layout
 from tidelog.model.pipeline import Totals
-from tidelog.pipeline import cycle, failures
+from tidelog.pipeline import cycle, gaps
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures
 from tidelog.pipeline.source_partitions import Beginnings
@@ -211,7 +211,7 @@ def _failures_are_not_guarded(patch: Patch) -> None:
 
 def _gaps_are_not_recorded(patch: Patch) -> None:
     """A loss that was accepted leaves no gap in the head."""
-    patch.setattr(failures, "gaps_after", lambda head, _: head.gaps)
+    patch.setattr(gaps, "gaps_after", lambda head, _: head.gaps)
 
 
 def _deleted_offsets_are_not_counted(patch: Patch) -> None:
@@ -398,7 +398,7 @@ def _erasure_counts_nothing(patch: Patch) -> None:
 
 def _erasure_leaves_kept_generations_out(patch: Patch) -> None:
     """Erasure and proof look at live generations alone."""
-    for module in (archived, erase, turn):
+    for module in (archived, erase, purge):
         of = module.reachable_archives_of
 
         def live(home: Any, topic: Any, of: Any = of) -> Any:

@@ -39,7 +39,7 @@ from tidelog.home import Home
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import purge_once
+from tidelog.maintenance.purge import purge_once
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.pipeline.base import Pipeline, Workers

@@ -6,7 +6,7 @@ import pytest
 
 from tidelog.archive.fill import FillSource
 from tidelog.connectors.archive.reader import CompletedReader
-from tidelog.pipeline import failures
+from tidelog.pipeline import gaps
 
 __all__ = ["backfill_goes_back", "behind_is_remade", "holes_count_as_never_there"]
 
@@ -15,7 +15,7 @@ Patch = pytest.MonkeyPatch
 
 def behind_is_remade(patch: Patch) -> None:
     """An archive that ends before what its reader has read was made again."""
-    patch.setattr(failures, "source_is_behind", lambda head, bounds, source: False)
+    patch.setattr(gaps, "source_is_behind", lambda head, bounds, source: False)
 
 
 def backfill_goes_back(patch: Patch) -> None:

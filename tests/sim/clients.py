@@ -32,7 +32,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log import status
+from tidelog.log import late_readers
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, trim_topic
@@ -412,7 +412,7 @@ class ClientsWorld(SimWorld):
     def _trim_with_care(self, context: Context, topic: Topic) -> None:
         """Trims unless that passes a reader; a reader that was there before is never passed."""
         cursors = self.ledger.cursors("c", topic.incarnation)
-        check = partial(status.check_readers, context, topic, False)
+        check = partial(late_readers.check_readers, context, topic, False)
         with contextlib.suppress(InvalidError):
             for done in trim_topic(context, topic, self._trim_to(context, topic), check):
                 now = self.ledger.cursors("c", topic.incarnation)

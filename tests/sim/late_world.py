@@ -24,7 +24,7 @@ from tidelog.log.topics import find_topic
 from tidelog.model.archive import ArchiveFormat
 from tidelog.pipeline.base import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import find_pipeline
 
 __all__ = ["FoldersWorld", "LateDone", "LateWorld"]

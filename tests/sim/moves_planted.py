@@ -12,8 +12,8 @@ from tidelog.connectors.archive.reader import PlannedCommits
 from tidelog.connectors.files import source as files_source
 from tidelog.connectors.source import MissingOffsets
 from tidelog.erasure import updates
-from tidelog.pipeline import cycle, failures, ranges, seek
-from tidelog.pipeline.pump_stream import HandlerWorkers
+from tidelog.pipeline import cycle, gaps, ranges, seek
+from tidelog.pipeline.stream import HandlerWorkers
 
 __all__ = [
     "copies_are_not_looked_at_again",
@@ -98,9 +98,9 @@ def folder_claims_what_never_was(patch: Patch) -> None:
 
 def late_range_moves_the_position(patch: Patch) -> None:
     """A range in a gap is committed as one that begins at the position."""
-    moved = failures.late_head
+    moved = gaps.late_head
 
     def behind(head: Any, manifest: Any, totals: Any) -> Any:
         return msgspec.structs.replace(moved(head, manifest, totals), position=manifest.end)
 
-    patch.setattr(failures, "late_head", behind)
+    patch.setattr(gaps, "late_head", behind)

@@ -44,9 +44,9 @@ from tidelog.errors import (
 )
 from tidelog.journal import recover
 from tidelog.journal.stray_events import StrayEvents, TopicSnapshot, Unit, UnitEvents
+from tidelog.log import late_readers, topics
 from tidelog.log import notifier as notify
 from tidelog.log import partition_reader as read
-from tidelog.log import status, topics
 from tidelog.log.consumer import consumer as consumer_module
 from tidelog.log.consumer import delete as consumer_delete
 from tidelog.log.consumer import handler
@@ -532,7 +532,7 @@ BUGS: dict[str, Bug] = {
     "notified before it is sent": _clients("P1", (Debounce, "_send", record_before_sending)),
     "promise of any length": _clients("P1", (notify, "_deferral_ms", any_promise)),
     "key forgotten by two clocks": _keys("P1", (sweep, "forget_producer", forget_by_own_clock)),
-    "trim passes a reader": _readers("P7", (status, "readers_behind", no_readers)),
+    "trim passes a reader": _readers("P7", (late_readers, "readers_behind", no_readers)),
     "failed poll rewinds the next lease": _members(
         "P3",
         (consumer_module, "all_or_nothing", wrong.back_to_positions),

@@ -272,8 +272,9 @@ class RestoredWorld(ArchivesWorld):
                     break
             self.is_incomplete = self.are_rewrites_left
             lost = [each for each in self.requests if each not in self.copy.requests]
-            if self.are_rewrites_left and lost:
-                self.repeat(home, *lost)
+            if self.are_rewrites_left and self.requests:
+                # Also those before the copy: their events may have left the files after it.
+                self.repeat(home, *self.requests)
             else:
                 for request in lost:
                     self.repeat(home, request)

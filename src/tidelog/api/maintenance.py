@@ -28,6 +28,7 @@ from tidelog.journal.amend import Amender
 from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.lookup import Lookups, check_id
 from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
+from tidelog.log.late_readers import Past, check_readers
 from tidelog.log.maintenance.incarnations import inspect_home
 from tidelog.log.maintenance.sweep import SweepReport
 from tidelog.log.maintenance.trim import (
@@ -40,7 +41,7 @@ from tidelog.log.maintenance.trim import (
     trim_topic,
 )
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
-from tidelog.log.status import Past, check_readers, read_heads
+from tidelog.log.status import read_heads
 from tidelog.model import defaults
 from tidelog.model.event import check_timestamp
 from tidelog.model.times import duration_ms
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from tidelog.erasure.delete import DeleteResult
     from tidelog.erasure.proof import Proof
     from tidelog.erasure.updates import ArchiveUpdate
-    from tidelog.maintenance.turn import Erasure, ErasureWatch
+    from tidelog.maintenance.purge import Erasure, ErasureWatch
 
 __all__ = ["EraseOptions", "MaintenanceCalls", "ProveOptions", "TrimOptions"]
 
@@ -264,7 +265,7 @@ class MaintenanceCalls(ABC):
         True
         """
         from tidelog.erasure.delete import erase_strays
-        from tidelog.maintenance.turn import ErasureWatch, purge_and_prove
+        from tidelog.maintenance.purge import ErasureWatch, purge_and_prove
 
         check_options("purge_and_prove", options, ProveOptions)
         context = self._with_tasks(
@@ -358,7 +359,7 @@ class MaintenanceCalls(ABC):
         >>> home.purge("orders").compiled.journals
         1
         """
-        from tidelog.maintenance.turn import ErasureWatch, purge
+        from tidelog.maintenance.purge import ErasureWatch, purge
 
         context = self._with_tasks(f"erase {topic}", spark, spark_conf)
         waits = (duration_ms(grace), duration_ms(wait))

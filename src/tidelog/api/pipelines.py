@@ -35,22 +35,24 @@ from tidelog.model.pipeline import FileCounts, NamedPipeline
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport, LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import (
-    HandlerFailed,
-    HandlerWorkers,
+from tidelog.pipeline.pump import (
     PumpOptions,
     PumpStatus,
     is_restore,
-    is_stream,
     open_pump,
-    open_stream,
     pump_options,
     read_pump_status,
-    stream_pipeline,
 )
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.registry import delete_pipeline, find_pipeline
 from tidelog.pipeline.seek import PositionMove, SeekOptions, plan_seek, seek
+from tidelog.pipeline.stream import (
+    HandlerFailed,
+    HandlerWorkers,
+    is_stream,
+    open_stream,
+    stream_pipeline,
+)
 from tidelog.settings import check_options
 
 __all__ = [

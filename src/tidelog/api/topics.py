@@ -26,16 +26,11 @@ from tidelog.catalog.base import freeing
 from tidelog.context import Context
 from tidelog.coordination.audit import record_action
 from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.late_readers import Past, check_all_read
 from tidelog.log.notifier import Notifier, notify_again
 from tidelog.log.notify_targets import check_target, open_target
 from tidelog.log.partition_reader import OffsetEvents, Reader
-from tidelog.log.status import (
-    PartitionState,
-    Past,
-    check_all_read,
-    partition_ends,
-    partition_states,
-)
+from tidelog.log.status import PartitionState, partition_ends, partition_states
 from tidelog.log.timeline import Histogram, Timelines
 from tidelog.log.topics import (
     change_topic,
@@ -171,18 +166,18 @@ class TopicCalls(ABC):
         >>> home.topics()
         []
         """
-        from tidelog.maintenance import turn
+        from tidelog.maintenance import purge
 
         self._check_open()
         record = self._record_once("delete", name, who)
 
         def check(topic: Topic) -> None:
             check_all_read(self.context, topic, past_readers)
-            turn.finish_deletes(self.context, topic)
+            purge.finish_deletes(self.context, topic)
             record()
 
         def closed(topic: Topic) -> None:
-            turn.finish_closed_deletes(self.context, topic)
+            purge.finish_closed_deletes(self.context, topic)
 
         with self._closing_producer(name), freeing(self.context.catalog):
             delete_topic(self.context, name, check, closed, incarnation)

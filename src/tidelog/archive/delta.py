@@ -102,11 +102,10 @@ class DeltaLog:
                 table.create_write_transaction([*actions], "append", table.schema(), columns)
             return bool(stale)
 
-    def lists(self, paths: list[str]) -> list[str]:
+    def paths(self) -> list[str]:
         with self._translate_errors():
-            table = self._read() if paths else None
-            listed = set() if table is None else set(_paths(table))
-            return sorted(listed.intersection(paths))
+            table = self._read()
+            return [] if table is None else sorted(_paths(table))
 
     def count(self) -> int:
         with self._translate_errors():

@@ -144,7 +144,7 @@ class GlueTable(CatalogTable[dict[str, Any]]):
             self._put_partitions(table, back, is_all=False)
             return bool(gone or back)
 
-    def lists(self, paths: list[str]) -> list[str]:
+    def paths(self) -> list[str]:
         """Returns none: it lists folders, and files that were set aside are in none of them."""
         return []
 

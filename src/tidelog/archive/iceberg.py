@@ -195,13 +195,14 @@ class IcebergTable(CatalogTable[Snapshot]):
         except FileNotFoundError:  # an earlier call crashed after deleting some of them
             return True
 
-    def lists(self, paths: list[str]) -> list[str]:
+    def paths(self) -> list[str]:
         with self._translate_errors():
-            table = self._read() if paths else None
+            table = self._read()
             if table is None or table.current_snapshot() is None:
                 return []
-            listed = {task.file.file_path for task in table.scan().plan_files()}
-            return [path for path in paths if _url(f"{self._root}/{path}") in listed]
+            root, found = _url(f"{self._root}/"), table.scan().plan_files()
+            listed = sorted(task.file.file_path for task in found)
+            return [path.removeprefix(root) for path in listed if path.startswith(root)]
 
     def count(self) -> int:
         with self._translate_errors():

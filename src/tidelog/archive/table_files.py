@@ -188,8 +188,8 @@ class Table(Protocol):
         """
         ...
 
-    def lists(self, paths: list[str]) -> list[str]:
-        """Returns those of the paths that it lists. Without paths, asks nothing."""
+    def paths(self) -> list[str]:
+        """Returns the files of the generation that it lists, by their paths in its folder."""
         ...
 
     def count(self) -> int | None:

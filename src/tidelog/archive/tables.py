@@ -371,10 +371,10 @@ def is_in_delta_table(context: Context, archive: Archive, generation: int, key: 
     if "delta" not in read_archive(context, archive.name).tables:
         return False
     view, listed = _with_generation(archive, generation), list[str]()
+    path = key.removeprefix(f"{archive.folder(generation)}/")
     with contained("table `delta`", lambda _: None):
-        path = key.removeprefix(f"{archive.folder(generation)}/")
-        listed = open_table(context, view, "delta").lists([path])
-    return bool(listed)
+        listed = open_table(context, view, "delta").paths()
+    return path in listed
 
 
 def _table_files(context: Context, archive: Archive) -> Iterator[TableFile]:
@@ -493,19 +493,25 @@ def _settle_last_lot(
 def _check_not_aside(context: Context, archive: Archive, table: Table) -> None:
     """Raises if a table lists files that were set aside after a restore."""
     own, root = archive.pipeline(), layout.aside_folder(archive.root)
-    moved = [
-        f"{archive.root}/{file.removeprefix(root).partition('/')[2]}"
+    moved = {
+        _without_folders(file.removeprefix(root).split("/", 2)[2])
         for pipeline in (own, replay_pipeline(own))
         for record in read_aside(context, pipeline)
         for file in record.files
-    ]
-    listed = table.lists([file.removeprefix(f"{archive.folder()}/") for file in moved])
+    }
+    found = table.paths() if moved else []
+    listed = [path for path in found if _without_folders(path) in moved]
     if listed:
         raise InvalidError(
             f"archive `{archive.name}`: table `{table.where}` lists {len(listed)} files that were "
             f"set aside after a restore of the catalog, `{listed[0]}` first: drop the table, and "
             "register it again"
         )
+
+
+def _without_folders(path: str) -> tuple[str, str]:
+    """Returns the topic and the name of a file; a file set aside lacks some of its folders."""
+    return path.partition("/")[0], path.rpartition("/")[2]
 
 
 def _check_not_ahead(

@@ -45,7 +45,7 @@ from tidelog.model.pipeline import (
 )
 from tidelog.model.topic import decode_row
 from tidelog.pipeline.date_folders import FolderFiles
-from tidelog.pipeline.failures import late_spans, source_is_behind
+from tidelog.pipeline.gaps import late_spans, source_is_behind
 from tidelog.pipeline.source_partitions import track
 from tidelog.store import shared_store
 from tidelog.store.base import Store, object_exists

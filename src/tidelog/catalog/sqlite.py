@@ -39,8 +39,8 @@ from tidelog.catalog.base import (
 )
 from tidelog.catalog.sqlite_connections import Connections, Reserve
 from tidelog.catalog.update import LostReplyError, Repeat, write_settled
-from tidelog.concurrency import create_file, create_folder
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
+from tidelog.local_files import create_file, create_folder
 from tidelog.model import limits
 from tidelog.model.address import Address
 from tidelog.model.times import Backoff

@@ -35,8 +35,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tidelog.concurrency import create_file
 from tidelog.errors import InvalidError, UnknownOutcomeError
+from tidelog.local_files import create_file
 from tidelog.model import limits
 
 __all__ = ["Connections", "Opener", "Reserve"]

@@ -55,6 +55,7 @@ __all__ = [
     "encode_archive",
     "generation_pipeline",
     "is_detached",
+    "is_of_lost_epoch",
     "is_outside",
     "list_archives",
     "list_partitions",
@@ -184,6 +185,23 @@ def read_progress(context: Context, pipeline: str, partition: str) -> Progress |
     head = decode_row(row.value, Progress, f"head of `{partition}`") if row else None
     # A head without a position only fences.
     return head if head is not None and head.position else None
+
+
+def is_of_lost_epoch(context: Context, staged: str) -> bool:
+    """Returns whether a file was staged under a higher epoch than its head's.
+
+    The catalog was restored since then. Sweeps keep the file until the head has reached the epoch.
+    """
+    try:
+        pipeline, folder = layout.staging_pipeline(staged), layout.folder_of_staged(staged)
+        epoch = layout.staged_epoch(staged)
+    except (IndexError, ValueError):  # not of a pipeline
+        return False
+    for partition in read_partitions(context, pipeline):
+        if layout.manifest_folder(partition) == folder:
+            head = read_progress(context, pipeline, partition)
+            return epoch > (0 if head is None else head.epoch)
+    return False
 
 
 def read_intent(context: Context, pipeline: str, partition: str) -> Intent | None:

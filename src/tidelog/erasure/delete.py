@@ -9,7 +9,7 @@ does. For an archive without a topic, its files and those of its copies are sear
 A delete first amends the topic: no reader that starts later sees the events (``journal.amend``). It
 then searches the topic's archives for what the topic has trimmed (``erasure.archive_only``).
 ``erase_strays`` also finds what only objects hold that no row names. Maintenance removes the bytes
-later; ``maintenance.turn`` does so at once.
+later; ``maintenance.purge`` does so at once.
 """
 
 from __future__ import annotations

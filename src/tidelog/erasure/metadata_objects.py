@@ -48,6 +48,7 @@ __all__ = [
     "erases",
     "event_values",
     "files_named_by_events",
+    "folder_below",
     "folder_values",
     "iceberg_values",
     "is_named_by_events",
@@ -480,7 +481,7 @@ class ManifestNames:
             self._sought.is_value_in(value)
             for part in manifest.parts
             for file in part.files
-            for value in folder_values(_folder(file.target, root), living)
+            for value in folder_values(folder_below(file.target, root), living)
         )
 
 
@@ -505,14 +506,14 @@ def files_named_by_events(context: Context, archive: Archive) -> Iterator[str]:
             for _, file in counting_files(context, pipeline, partition)
             if file.kind == "data"
         ]
-        living = {_folder(file.target, root) for file in files if file.events}
+        living = {folder_below(file.target, root) for file in files if file.events}
         for file in files:
             is_empty = file.erased and not file.events
-            if is_empty and is_named_by_events(_folder(file.target, root), file.named, living):
+            if is_empty and is_named_by_events(folder_below(file.target, root), file.named, living):
                 yield file.target
 
 
-def _folder(target: str, root: str) -> str:
+def folder_below(target: str, root: str) -> str:
     """Returns the folder of a file below its generation's; events name none of dead letters."""
     return target.removeprefix(root).rpartition("/")[0] if target.startswith(root) else ""
 

@@ -42,6 +42,7 @@ from tidelog.coordination.audit import (
     put_record,
     read_audit,
 )
+from tidelog.coordination.pipeline_rows import is_of_lost_epoch
 from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.delete import DeleteResult
 from tidelog.erasure.matcher import (
@@ -457,7 +458,7 @@ class ObjectSearch:
         except UNREADABLE:
             found = None
         if found:
-            self.add(key, f"holds {found} of them: {why}", do or remedies.remedy_of(key))
+            self.add(key, f"holds {found} of them: {why}", do or self._remedy(key))
         elif found is None:
             if key.startswith(self._foreign):
                 return False
@@ -465,6 +466,10 @@ class ObjectSearch:
             what = f"cannot be searched, as not all of it can be decoded: {why}"
             self.add(key, what, do or (remedies.UNREAD if is_staged else remedies.remedy_of(key)))
         return True
+
+    def _remedy(self, key: str) -> str:
+        is_lost = key.startswith("staging/") and is_of_lost_epoch(self._context, key)
+        return remedies.STAGED_BEFORE if is_lost else remedies.remedy_of(key)
 
     def _found_in(self, key: str, data: bytes) -> int | None:
         """Returns how many of them an object holds; None or an error if it cannot be searched."""

@@ -27,6 +27,7 @@ __all__ = [
     "RIGHTS",
     "SEEK",
     "STAGED",
+    "STAGED_BEFORE",
     "STAGED_REPLAY",
     "STRAY",
     "SWEEP",
@@ -100,6 +101,10 @@ STAGED = (
     "younger than the sweep's grace waits for the next one"
 )
 STAGED_REPLAY = STAGED.replace("its archive or pump", "`tidelog archive dead NAME --replay`")
+STAGED_BEFORE = (
+    "it was staged before the catalog was restored, and no sweep deletes it now: look at it, then "
+    "delete it"
+)
 NOT_SWEPT = "no sweep removes it: look at it, then delete it"
 ASIDE = (
     "run `{delete} --prove`; a file of a generation that the archive no longer has: copy what you "

@@ -55,6 +55,7 @@ from tidelog.erasure.metadata_objects import (
     ManifestNames,
     erases,
     event_values,
+    folder_below,
     folder_values,
     is_named_by_events,
 )
@@ -378,8 +379,7 @@ class _ProofSearch(ObjectSearch):
         for partition in read_partitions(self._context, pipeline):
             for manifest, file in counting_files(self._context, pipeline, partition):
                 key = (store.url, file.target)
-                below = file.target.removeprefix(f"{archive.folder(generation)}/")
-                folder = below.rpartition("/")[0]
+                folder = folder_below(file.target, f"{archive.folder(generation)}/")
                 if file.events:
                     self._living.add(folder)
                     self._folders.add(file.target.rpartition("/")[0])

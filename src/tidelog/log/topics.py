@@ -10,8 +10,8 @@ Creating a topic takes three steps. The next caller finishes what a crash left:
     3. registry row as ``ready``                           → a topic
 
 A delete is refused before step 1 if a reader (a consumer, an archive, a pump, a playback) has not
-read all events, unless the caller accepts that (``status``). It does not check for events that a
-producer appends during the delete: stop producers first.
+read all events, unless the caller accepts that (``late_readers``). It does not check for events
+that a producer appends during the delete: stop producers first.
 
 Deleting a topic takes five steps:
 
@@ -197,9 +197,9 @@ def delete_topic(
     """Deletes a topic with all its events, consumers and audit records. Raises ``NotFoundError``.
 
     ``check`` gets the topic before anything is written, and may raise to refuse the delete, such as
-    ``status.check_all_read``. A delete that has already started skips it. ``closed`` is step 3: it
-    gets the topic once no commit can land any more. If it raises, the topic is half deleted, and
-    the next delete calls it again. ``shown``: as in ``check_shown``.
+    ``late_readers.check_all_read``. A delete that has already started skips it. ``closed`` is step
+    3: it gets the topic once no commit can land any more. If it raises, the topic is half deleted,
+    and the next delete calls it again. ``shown``: as in ``check_shown``.
     """
     check_topic_name(name)
     key = layout.topic_row(name)

@@ -31,7 +31,7 @@ from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import is_pump, open_pump, pump_options
+from tidelog.pipeline.pump import is_pump, open_pump, pump_options
 from tidelog.pipeline.ranges import FilePolicy
 
 __all__ = ["Follower"]

@@ -1,53 +1,29 @@
-"""One turn of maintenance of a whole home, and purges, which remove deleted events at once.
+"""One turn of maintenance of a whole home: compiles, erases from archives and sweeps.
 
-**A turn** compiles, erases from archives and sweeps. ``Home.maintain``, ``Home.scribe`` and
-``Home.sweep`` call it. So do, through ``Home``, the commands ``scribe``, ``sweep`` and ``up`` and
-the scribe's function on AWS. None has its own steps. A turn erases in the background, without
-waiting.
-
-**A purge** removes the bytes of deleted events from topics and archives, and proves it.
-Readers see deletes at once. ``purge_once`` removes the bytes: it compiles, erases from archives and
-sweeps. Each of these may crash and be repeated. The scribe does the same in the background, after
-its grace period, by turns. A range of an archive that was planned before the delete
-may still write an event, so ``purge`` waits for it. An append under way has an object that no row
-names yet, so ``purge_and_prove`` repeats a proof that finds one. Events of archives without topic
-are erased and proved by ``erase_archived_and_prove``, with the same steps except the compile.
+``Home.maintain``, ``Home.scribe`` and ``Home.sweep`` call it. So do, through ``Home``, the commands
+``scribe``, ``sweep`` and ``up`` and the scribe's function on AWS. None has its own steps. A turn
+erases in the background, without waiting; a purge (``purge``) waits for what is under way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from tidelog.archive.derived_archives import copies_of, reachable_archives_of
-from tidelog.archive.erased_events import Deletions, PartitionOffsets
-from tidelog.archive.tables import repair_tables
-from tidelog.clock import looks
+from tidelog.archive.erased_events import PartitionOffsets
 from tidelog.context import Context
-from tidelog.coordination.audit import Why, forget_actions
+from tidelog.coordination.audit import forget_actions
 from tidelog.coordination.pipeline_rows import is_detached, list_archives
 from tidelog.erasure.archive_only import (
-    closed_offsets,
-    erase_archived,
     finish_archive,
-    keep_deletions,
     settled_offsets,
 )
-from tidelog.erasure.delete import DeleteResult
-from tidelog.erasure.proof import Proof
-from tidelog.erasure.proof_search import prove_erased, prove_erased_from_archive
-from tidelog.erasure.redaction import redact_seeks
 from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archives
 from tidelog.errors import (
-    CorruptError,
-    InvalidError,
     TidelogError,
-    UnavailableError,
     contained,
 )
-from tidelog.journal.compile import CompileReport, compile_partition, compile_topic
+from tidelog.journal.compile import compile_partition
 from tidelog.journal.compile_steps import CompilePolicy
-from tidelog.journal.compile_tasks import compile_by_tasks
 from tidelog.journal.listing import MovedError, covering
 from tidelog.journal.scribe import ScribeOptions, Trouble, Turn
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
@@ -55,24 +31,9 @@ from tidelog.log.status import read_heads
 from tidelog.log.topics import list_topics, read_head
 from tidelog.maintenance.pipeline_sweep import PipelineSweep, sweep_archives
 from tidelog.model import layout
-from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 
-__all__ = [
-    "ArchiveEraser",
-    "ArchiveTurns",
-    "ArchivedEvents",
-    "Erasure",
-    "ErasureWatch",
-    "erase_archived_and_prove",
-    "erase_until_settled",
-    "finish_closed_deletes",
-    "finish_deletes",
-    "purge",
-    "purge_and_prove",
-    "purge_once",
-    "sweep_everything",
-]
+__all__ = ["ArchiveEraser", "ArchiveTurns", "sweep_everything"]
 
 _Made = frozenset[tuple[str, int]]
 """Generations of archives."""
@@ -215,224 +176,3 @@ def _sum_reports(topics: SweepReport, pipelines: PipelineSweep) -> SweepReport:
         pipelines=pipelines.pipelines,
         commits_merged=pipelines.commits_merged,
     )
-
-
-WAIT_MS = 10_000  # for unfinished ranges; a proof names those that take longer
-_LOOK_S = 0.5
-_SEARCHES_MAX = 3  # of one proof
-_LOOK_AGAIN_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Erasure:
-    """What was done to delete erased bytes."""
-
-    compiled: CompileReport
-    archives: list[ArchiveErasure]
-    swept: SweepReport
-    staging: PipelineSweep
-
-
-@dataclass(frozen=True, slots=True)
-class ArchivedEvents:
-    """Events of an archive without topic, by ids or by one key."""
-
-    archive: Archive
-    ids: Collection[str] = ()
-    key: bytes | None = None
-
-    @property
-    def keys(self) -> tuple[bytes, ...]:
-        """Returns the key, if there is one."""
-        return () if self.key is None else (self.key,)
-
-
-class ErasureWatch:
-    """Follows a long erasure: override what you want to know."""
-
-    def purging(self) -> None:
-        """Called before bytes are removed, each time."""
-
-    def purged(self, done: Erasure) -> None:
-        """Called with what was removed, each time."""
-
-    def waiting(self, archive: str) -> None:
-        """Called while an archive has a range under way that may hold the events."""
-
-    def searched(self, size: int) -> None:
-        """Called with the bytes of each object that a proof has searched."""
-
-    def is_stopped(self) -> bool:
-        """Returns True to end the waiting; the proof then lists what is left."""
-        return False
-
-
-def purge(
-    context: Context, topic: Topic, waits_ms: tuple[int, int], watch: ErasureWatch
-) -> Erasure:
-    """Carries out all deletes, again until no range under way may bring an event back.
-
-    ``waits_ms`` is the grace of the sweep, and how long to wait for such ranges. ``archives`` has
-    those that take longer.
-    """
-    grace_ms, wait_ms = waits_ms
-    for is_last in looks(context.clock, wait_ms / 1000, _LOOK_AGAIN_S):
-        watch.purging()
-        done = purge_once(context, topic, grace_ms, min(wait_ms, WAIT_MS))
-        watch.purged(done)
-        waiting = sorted({each.archive for each in done.archives if each.waiting})
-        if not waiting or watch.is_stopped() or is_last:
-            break
-        watch.waiting(waiting[0])
-    return done
-
-
-def purge_and_prove(
-    context: Context,
-    topic: Topic,
-    ids: Collection[str],
-    keys: Collection[bytes],
-    wait_ms: int,
-    watch: ErasureWatch,
-) -> Proof:
-    """Carries out all deletes and searches for what is left, again beside appends under way."""
-    _redact_seeks(context, ids, keys)
-    for searches in range(1, _SEARCHES_MAX + 1):
-        purge(context, topic, (0, wait_ms), watch)
-        proof = prove_erased(context, topic, ids, keys, watch.searched)
-        is_passing = all(each.object.startswith("topics/") for each in proof.traces)
-        if proof.is_erased or not is_passing or watch.is_stopped() or searches == _SEARCHES_MAX:
-            break
-        context.clock.sleep(_LOOK_AGAIN_S)
-    return proof
-
-
-def purge_once(context: Context, topic: Topic, grace_ms: int, wait_ms: int = WAIT_MS) -> Erasure:
-    """Carries all deletes of a topic into its journals and archives, and sweeps what is left.
-
-    With a grace of 0, erased bytes are deleted on return; running readers read the catalog again.
-    Waits for ranges planned before the deletes; ``archives`` has those that take longer than
-    ``wait_ms``. An error of an archive or of the sweep does not stop the rest: it is raised at the
-    end.
-    """
-    errors: list[TidelogError] = []
-    policy = CompilePolicy.everything()
-    if context.tasks is None:
-        compiled = compile_topic(context, topic, policy)
-    else:
-        compiled = compile_by_tasks(context, context.tasks, [topic], policy)
-    deleted = settled_offsets(context, topic)
-    archives = erase_until_settled(context, topic, deleted, wait_ms, errors.append)
-    made = {each.name: each for each, _ in reachable_archives_of(context, topic)}.values()
-    swept, staging = _repair_and_sweep(context, made, grace_ms, errors)
-    # Damage keeps the sweep from deleting, and a proof names what is left. Other errors are new.
-    failed = [each.error for each in swept.refused if each.topic == topic.name]
-    errors += [each for each in failed if not isinstance(each, CorruptError | InvalidError)]
-    for error in errors:
-        raise error
-    return Erasure(compiled, archives, swept, staging)
-
-
-def _repair_and_sweep(
-    context: Context, archives: Iterable[Archive], grace_ms: int, errors: list[TidelogError]
-) -> tuple[SweepReport, PipelineSweep]:
-    """Repairs the tables of archives, and sweeps topics, archives and pipelines."""
-    for archive in archives:
-        errors += repair_tables(context, archive)
-    return sweep_home(context, grace_ms), sweep_archives(context, grace_ms)
-
-
-def erase_archived_and_prove(
-    context: Context, events: ArchivedEvents, why: Why, wait_ms: int, watch: ErasureWatch
-) -> Proof:
-    """Erases events from an archive without topic, and searches for what is left of them.
-
-    Erases again while a range is under way that may hold such events, for ``wait_ms`` at most. A
-    call that dies can be repeated: what it had erased is proved too.
-    """
-    archive, total, ids, unseen = events.archive, 0, set[str](), dict[str, None]()
-    for is_last in looks(context.clock, wait_ms / 1000, _LOOK_AGAIN_S):
-        watch.purging()
-        found = erase_archived(context, archive, why, events.ids, events.key)
-        total, unseen = total + found.events, unseen | dict.fromkeys(found.unseen)
-        ids |= found.ids
-        errors: list[TidelogError] = []
-        copies = [each.archive for each in copies_of(context, archive)]
-        own = [each for each in copies if not is_detached(context, each)]
-        swept = _repair_and_sweep(context, own, 0, errors)
-        for error in errors:
-            raise error
-        watch.purged(Erasure(CompileReport(), list(found.archives), *swept))
-        if not found.is_waiting or watch.is_stopped() or is_last:
-            break
-        watch.waiting(archive.name)
-    _redact_seeks(context, events.ids, events.keys)
-    proof = prove_erased_from_archive(context, archive, events.ids, events.keys, watch.searched)
-    missing = tuple(each for each in events.ids if each not in ids)
-    proof.deleted = DeleteResult(archived=total, missing=missing, unseen=tuple(unseen))
-    return proof
-
-
-def _redact_seeks(context: Context, ids: Collection[str], keys: Collection[bytes]) -> None:
-    """Takes ids and keys out of the home's audit, where people wrote them as reasons."""
-    sought = Deletions(by_id={each: {} for each in ids}, by_key={each: {} for each in keys})
-    redact_seeks(context, sought)
-
-
-def erase_until_settled(
-    context: Context,
-    topic: Topic,
-    deleted: PartitionOffsets,
-    wait_ms: int,
-    on_error: Callable[[TidelogError], None],
-) -> list[ArchiveErasure]:
-    """Erases from all archives until no unfinished range may hold an event.
-
-    Returns what was erased, also after ``wait_ms``: then some report an unfinished range.
-    """
-    total: dict[tuple[str, int], ArchiveErasure] = {}
-    for is_last in looks(context.clock, wait_ms / 1000, _LOOK_S):
-        errors: list[TidelogError] = []
-        found = erase_from_archives(context, topic, deleted, errors.append)
-        for each in found:
-            known = total.setdefault(
-                (each.archive, each.generation), ArchiveErasure(each.archive, each.generation)
-            )
-            known.add(each)
-        if is_last or not any(each.waiting for each in found):
-            for error in errors:
-                on_error(error)
-            break
-    return list(total.values())
-
-
-def finish_deletes(context: Context, topic: Topic) -> None:
-    """Erases from archives what was deleted from a topic, before the topic itself is deleted.
-
-    Its audit is deleted with it, and nothing else says what archives still have to erase. Raises
-    ``UnavailableError`` while an unfinished range may hold such an event.
-    """
-    _check_settled(topic, erase_from_archives(context, topic, settled_offsets(context, topic)))
-
-
-def finish_closed_deletes(context: Context, topic: Topic) -> None:
-    """Does the same after the heads of the topic are closed, for deletes that ended since.
-
-    No later delete can reach the topic, so this is all that archives ever have to erase.
-    """
-    errors: list[TidelogError] = []
-    deleted = closed_offsets(context, topic)
-    keep_deletions(context, topic)
-    done = erase_until_settled(context, topic, deleted, WAIT_MS, errors.append)
-    for error in errors:
-        raise error
-    _check_settled(topic, done)
-
-
-def _check_settled(topic: Topic, done: Iterable[ArchiveErasure]) -> None:
-    waiting = sorted({each.archive for each in done if each.waiting})
-    if waiting:
-        raise UnavailableError(
-            f"topic `{topic.name}`: a range of archive `{waiting[0]}` is under way that may hold a "
-            "deleted event: run the archive, or drop the generation, then delete the topic again"
-        )

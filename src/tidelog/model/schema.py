@@ -48,8 +48,8 @@ OBJECTS = (
     ),
     Kind(
         "topics/<t>/amendments/<generation>/<xx>/<partition>-<sequence>_<id>",
-        "the new value of an updated event, where it is too large for a row; the sequence is that "
-        "of the newest amendment before",
+        "the new value of an updated event, where it is too large for a row, which has its "
+        "checksum; the sequence is that of the newest amendment before",
     ),
     Kind(
         "topics/<t>/witnesses/<segment>_<id>",
@@ -81,7 +81,7 @@ OBJECTS = (
     ),
     Kind(
         "archives/<name>/_aside/<manifest>/<path>",
-        "a file of a range that a restored catalog had forgotten",
+        "a file of a range that a restored catalog had forgotten; without folders named by events",
     ),
     Kind(
         "archives/<name>/_aside/<manifest>/<path>.erasing-<checksum>",

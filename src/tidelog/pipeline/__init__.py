@@ -5,7 +5,8 @@ counted once, whatever crashes and however many drivers run. Only the catalog de
 checkpoints are not used. It must not import pyspark: Spark's workers are in ``spark.workers``.
 
 ``base`` has the values, the protocols and local workers. ``cycle`` has the steps and their crash
-table. ``driver`` runs cycles, ``pump_stream`` copies a source into a topic or to a handler,
-``ranges`` decides when a range is due and how it is cut, ``lost_ranges`` sets aside those
-that a restored catalog lost, ``failures`` has gaps and losses, and ``registry`` named pipelines.
+table. ``driver`` runs cycles, ``pump`` copies a source into a topic, ``stream`` passes one to a
+handler, ``ranges`` decides when a range is due and how it is cut, ``lost_ranges`` sets aside those
+that a restored catalog lost, ``gaps`` records what a source lost, ``failures`` what a person should
+see, and ``registry`` has named pipelines.
 """

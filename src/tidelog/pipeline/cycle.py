@@ -97,7 +97,7 @@ from tidelog.pipeline.base import (
     manifest_of,
     missing_from,
 )
-from tidelog.pipeline.failures import (
+from tidelog.pipeline.gaps import (
     LostError,
     TopicHeads,
     begun_head,

@@ -10,7 +10,7 @@ name or first line may be another one.
 **Ends that drivers saw.** A file or a topic may vanish before its end is read. So a row with the
 end is put as soon as rows wait in a source partition, then at most once a minute while it grows,
 and when a driver ends. A driver that starts after the file vanished reports the loss until a person
-accepts it (``failures``); a killed driver may have seen more. For topics, only those of a pattern
+accepts it (``gaps``); a killed driver may have seen more. For topics, only those of a pattern
 need this: any other is an error once it is deleted.
 
 **Order.** Where partitions split and merge, events of one key continue in another partition. So a
@@ -68,12 +68,12 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.errors import ConflictError, TidelogError
 from tidelog.model import layout, limits
 from tidelog.model.address import parse_address
-from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Begin, Gap, ListedPartition, Progress, SeenEnd
 from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.base import Pipeline, claimed_error
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.failures import LostError, contain_errors, vanished_end
+from tidelog.pipeline.failures import contain_errors
+from tidelog.pipeline.gaps import LostError, vanished_end
 
 __all__ = [
     "Beginnings",
@@ -409,12 +409,12 @@ class Lineage:
         return None if head is None else head.position
 
 
-def tracking_pipeline(context: Context, archive: Archive) -> str:
-    """Returns the pipeline that reads the files which an archive was made of; empty: none.
+def tracking_pipeline(context: Context, pipeline: str, source: str) -> str:
+    """Returns the pipeline that reads the files which a source was made of; empty: none.
 
-    That is the archive's own, or that of the archive at the top of its chain.
+    That is ``pipeline``, which reads the source, or that of the archive at the top of its chain.
     """
-    pipeline, source, known = archive.pipeline(), archive.source, {archive.name}
+    known: set[str] = set()
     while not isinstance(source_at(context, source), TrackingSource):
         address = parse_address(source)
         if address.scheme != "archive" or address.path in known:

@@ -22,7 +22,7 @@ from tidelog.backends import Telemetry
 from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.codec.event_batch import one_batch, table_of, with_position
 from tidelog.codec.event_json import batch_lines
-from tidelog.coordination.registry import close_home, is_closed_home, read_tokens
+from tidelog.coordination.tokens import close_home, is_closed_home, read_tokens
 from tidelog.errors import (
     InternalError,
     InvalidError,

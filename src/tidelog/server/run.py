@@ -34,9 +34,9 @@ from typing import cast
 import uvicorn
 import uvloop
 
-from tidelog.concurrency import locked_folder
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.home import Home
+from tidelog.local_files import locked_folder
 from tidelog.server.app import ServerApp
 from tidelog.server.http import limits
 from tidelog.server.http.connection import Connection

@@ -56,8 +56,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tidelog.clock import Clock, Ids
-from tidelog.concurrency import create_file, create_folder, match_owner
 from tidelog.errors import InvalidError, UnavailableError, UnknownOutcomeError
+from tidelog.local_files import create_file, create_folder, match_owner
 from tidelog.store.base import (
     NoRoomError,
     ObjectInfo,

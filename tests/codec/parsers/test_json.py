@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codec.parsers.layouts import as_json, batch, laid, laid_by, times_of
+from tidelog import Event
+from tidelog.codec.event_batch import table_of
 from tidelog.codec.parsers import LayoutSettings, open_parser
 
 OUTSIDE = "!time is outside of the years 1970 to 9999: "
@@ -295,3 +297,12 @@ def test_parsers_of_several_threads_do_not_meet() -> None:
     with ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(lay_out, day) for day in range(1, 17)]:
             done.result()
+
+
+@pytest.mark.parametrize("signs", range(8))
+def test_refused_value_is_a_dead_letter_wherever_its_text_is_cut(signs: int) -> None:
+    bad = ("{" + '"a": "' + "x" * signs + "é" * 200 + '"} ' + " " * 70_000 + "v").encode()
+    table = table_of([Event(bad), Event(b'{"at": 1794700800}')], 0)
+    (batch,) = table.to_batches()
+    found = open_parser("json:at", LayoutSettings()).lay_out(batch)
+    assert found.errors.to_pylist() == ["value is not JSON", None]

@@ -38,7 +38,7 @@ from tidelog.model.event import to_iso
 from tidelog.pipeline.base import LocalWorkers, TaskOutcome
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.share import request_flush, wait_until_done
 from tidelog.settings import Settings
@@ -486,6 +486,20 @@ def test_seek_skips_what_waits_and_reads_again_only_from_the_oldest(
         archive.seek("earliest")
     pump.seek("earliest", again=True)
     assert pump.run().events == 30
+
+
+def test_seek_before_the_first_run_can_be_undone(home: Home, fake: FakeKinesis) -> None:
+    stream = Stream(fake.endpoint)
+    archive = home.archives.create("late", source=stream.url())
+    put(stream, range(10))
+    fake.ahead_ms += 5_000
+    archive.seek("latest")
+    assert [move.again for move in archive.plan_seek("earliest")] == [0]
+    archive.seek("earliest")
+    assert archive.run().events == 10
+    assert archive.verify(deep=True).problem_count == 0
+    with pytest.raises(InvalidError, match="holds each event once"):
+        archive.seek("earliest")
 
 
 def test_a_pump_into_a_topic_stores_each_record_once(home: Home, fake: FakeKinesis) -> None:

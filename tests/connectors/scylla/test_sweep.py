@@ -33,7 +33,7 @@ from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import (
     delete_pipeline,
     ensure_pipeline,

@@ -22,13 +22,13 @@ from tidelog.catalog.base import Delete, Put
 from tidelog.codec.segment import read_known
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.home import create_home, open_home
+from tidelog.log.late_readers import check_all_read
 from tidelog.log.maintenance import sweep as sweep_module
 from tidelog.log.maintenance.lost_commits import Losses
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.unused_objects import ObjectUses
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.log.status import check_all_read
 from tidelog.model import layout
 from tidelog.model.topic import AppenderView, Head, HeldRow, Strays, decode_row, encode_row
 from tidelog.settings import load_settings

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.serving import Served, ask, error, serving, status
-from tidelog.coordination.registry import create_token
+from tidelog.coordination.tokens import create_token
 from tidelog.errors import InvalidError
 from tidelog.model.event import Event
 from tidelog.server.api.pixel_event import GIF, event_of_query, parse_query

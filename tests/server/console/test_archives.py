@@ -14,7 +14,7 @@ from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.pump_stream import PumpOptions, open_pump
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.server.console import archives
 
 ACT = "/console/archives/daily/act"

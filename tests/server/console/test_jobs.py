@@ -19,7 +19,7 @@ from tidelog.context import Context
 from tidelog.coordination.jobs import JOBS_KEPT_MAX, JobRecord, change_jobs, read_jobs
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.home import World, create_home
-from tidelog.maintenance.turn import purge_once
+from tidelog.maintenance.purge import purge_once
 from tidelog.server.console import jobs as module
 from tidelog.server.console.jobs import Job, JobRunner, Work
 from tidelog.server.console.topics import play_to_topic
@@ -231,7 +231,7 @@ def test_the_page_shows_percentages_and_clears_what_ended(tmp_path: Path) -> Non
 def test_an_erasure_waits_for_a_range_under_way_and_is_proved_again_after_a_restart(
     served: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidelog.maintenance.turn._LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr("tidelog.maintenance.purge._LOOK_AGAIN_S", 0.05)
     home = served.home
     home.append("t", [Event(b"words", id="a", key=b"ann"), Event(b"other", id="b")])
     looks: list[str] = []
@@ -243,7 +243,7 @@ def test_an_erasure_waits_for_a_range_under_way_and_is_proved_again_after_a_rest
             return replace(done, archives=[Waiting()])
         return done
 
-    monkeypatch.setattr("tidelog.maintenance.turn.purge_once", slow)
+    monkeypatch.setattr("tidelog.maintenance.purge.purge_once", slow)
     page = browser.get("/console/topics/t/journals")
     asked = browser.send(page, "/console/topics/t/erase", key="ann", why="request 7")
     begun = browser.send(asked.text, "/console/topics/t/erase").headers["location"]
@@ -285,7 +285,7 @@ def test_an_erasure_whose_server_died_is_finished_without_its_ids(
 def test_a_proof_beside_appends_under_way_looks_again(
     served: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidelog.maintenance.turn._LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr("tidelog.maintenance.purge._LOOK_AGAIN_S", 0.05)
     home = served.home
     home.append("t", [Event(b"words", id="a")])
     found: list[str] = []
@@ -297,7 +297,7 @@ def test_a_proof_beside_appends_under_way_looks_again(
         found.append(proof.verdict)
         return proof
 
-    monkeypatch.setattr("tidelog.maintenance.turn.prove_erased", trace)
+    monkeypatch.setattr("tidelog.maintenance.purge.prove_erased", trace)
     page = browser.get("/console/topics/t/journals")
     asked = browser.send(page, "/console/topics/t/erase", ids="a", why="request 8")
     begun = browser.send(asked.text, "/console/topics/t/erase").headers["location"]

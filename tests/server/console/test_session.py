@@ -13,7 +13,7 @@ import pytest
 from tests.support.serving import Served, ask, serving, status
 from tests.support.visits import Browser, forms_of, tags_of, text_of
 from tidelog import Event, Home, UnavailableError
-from tidelog.coordination.registry import create_token, list_tokens
+from tidelog.coordination.tokens import create_token, list_tokens
 from tidelog.server.app import OPERATIONS
 from tidelog.server.console import session
 from tidelog.server.console.site import PLACES, Route

@@ -11,7 +11,7 @@ import pytest
 from tests.support.serving import Served, ask, error, serving, status
 from tidelog import Home, InvalidError, NotFoundError, UnavailableError
 from tidelog.clock import SystemClock
-from tidelog.coordination.registry import create_token, list_tokens, revoke_token
+from tidelog.coordination.tokens import create_token, list_tokens, revoke_token
 from tidelog.model.token import Scope
 from tidelog.server.http import auth as gate
 from tidelog.server.http import metrics

@@ -16,7 +16,7 @@ from tests.support.serving import Served, ask, error, serving, status
 from tests.support.visits import Browser, forms_of
 from tests.support.waiting import until
 from tidelog import Event, Home, InvalidError
-from tidelog.coordination.registry import (
+from tidelog.coordination.tokens import (
     KnownTokens,
     create_token,
     list_tokens,

@@ -21,7 +21,7 @@ from tests.server.test_processes import running
 from tests.support.machine_clock import MachineClock
 from tests.support.serving import Served, ask, read_answer, serving, status
 from tests.support.waiting import until
-from tidelog.coordination.registry import create_token
+from tidelog.coordination.tokens import create_token
 from tidelog.home import Home, create_home
 from tidelog.server.api import ingest
 from tidelog.server.http import limits, request

@@ -19,7 +19,7 @@ import pytest
 
 from tests.server.test_processes import running
 from tests.support.machine_clock import MachineClock
-from tidelog.coordination.registry import create_token
+from tidelog.coordination.tokens import create_token
 from tidelog.home import create_home
 from tidelog.model.token import SCOPES
 from tidelog.server.app import OPERATIONS

@@ -19,7 +19,7 @@ from tests.support.serving import Served, error, read_answer, serving, status
 from tests.support.visits import Browser, forms_of
 from tests.support.waiting import until
 from tidelog import Event, Home, UnavailableError
-from tidelog.coordination.registry import create_token, list_tokens, revoke_token
+from tidelog.coordination.tokens import create_token, list_tokens, revoke_token
 from tidelog.model.token import Token
 from tidelog.server.app import OPERATIONS
 from tidelog.server.console.site import PLACES

@@ -14,7 +14,7 @@ from tests.support.waiting import until
 from tidelog import Event, Home, UnavailableError
 from tidelog.catalog.base import Put
 from tidelog.coordination.audit import ACTIONS_KEPT_MS, Action, forget_actions, record_action
-from tidelog.coordination.registry import revoke_token
+from tidelog.coordination.tokens import revoke_token
 from tidelog.home import create_home, open_home
 from tidelog.model import layout
 from tidelog.model.token import Token

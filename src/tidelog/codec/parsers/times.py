@@ -89,6 +89,8 @@ class Engine:
             duckdb.OutOfRangeException,
         ) as exc:
             raise InvalidError(_first_line(exc)) from exc
+        except UnicodeDecodeError as exc:  # of its message, which cuts a quoted row at a byte
+            raise InvalidError("a row is refused, with a message that is not UTF-8") from exc
         except duckdb.Error as exc:
             raise InternalError(f"DuckDB failed on `{expression}`: {_first_line(exc)}") from exc
         finally:

@@ -159,7 +159,10 @@ class ArchiveSink:
 
     def aside(self, file: FileEntry, name: str) -> str:
         root = self._settings.root
-        return f"{aside_folder(root)}{name}/{file.target.removeprefix(f'{root}/')}"
+        generation, *parts = file.target.removeprefix(f"{root}/").split("/")
+        # An erasure keeps these names, so they have no part that was made of an event.
+        path = "/".join([generation, *parts[:1], *parts[1 + file.named :]])
+        return f"{aside_folder(root)}{name}/{path}"
 
     def set_aside(self, files: Sequence[FileEntry], name: str) -> None:
         self._check_owner()
@@ -351,7 +354,7 @@ class ArchiveWriter:
         self._uploads.add(file.data.take(), file.entry(f"{folder}/{name}", "data", named))
         beside = self._format.sidecar_name(name)
         if beside is not None and file.sidecar is not None:
-            entry = file.entry(f"{folder}/{beside}", "sidecar")
+            entry = file.entry(f"{folder}/{beside}", "sidecar", named)
             self._uploads.add(file.sidecar.take(), entry)
 
     def _bury(self, shares: list[FolderRows]) -> None:

@@ -119,8 +119,8 @@ def trim_topic(
     """Deletes the oldest events; returns what was done in each partition that ``to`` selects.
 
     ``check`` gets the planned starts and may raise to refuse them, such as
-    ``status.check_readers``. Before anything is written, raises ``InvalidError`` for an unknown
-    partition or an offset past the end. Raises ``NotFoundError`` if the topic was deleted,
+    ``late_readers.check_readers``. Before anything is written, raises ``InvalidError`` for an
+    unknown partition or an offset past the end. Raises ``NotFoundError`` if the topic was deleted,
     ``UnavailableError`` if nothing was trimmed, and ``UnknownOutcomeError`` if something was or may
     have been: repeat the same trim to complete it.
     """

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from starlette.types import Scope as AsgiScope
 
 from tidelog.clock import Clock
-from tidelog.coordination.registry import KnownTokens
+from tidelog.coordination.tokens import KnownTokens
 from tidelog.errors import TidelogError
 from tidelog.model.token import Scope, Token, token_hash
 from tidelog.server.http.errors import ForbiddenError, TooManyError, UnauthorizedError

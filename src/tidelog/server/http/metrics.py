@@ -52,7 +52,7 @@ from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.clock import Clock
 from tidelog.context import Context
 from tidelog.coordination.audit import record_action
-from tidelog.coordination.registry import note_uses
+from tidelog.coordination.tokens import note_uses
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, contained
 from tidelog.home import Home
 from tidelog.model import layout

@@ -13,8 +13,8 @@ import tidelog
 from tidelog import Event, Home
 from tidelog.catalog.base import Put
 from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.late_readers import readers_behind
 from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo
-from tidelog.log.status import readers_behind
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import NamedPipeline, Progress, Totals
