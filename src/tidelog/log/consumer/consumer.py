@@ -341,14 +341,21 @@ class Consumer:
         head, _ = read_head(self.context, self._topic, partition)
         return {"events_read": read, "done": cursor >= head.next, "busy": False}
 
+    def end_poll(self) -> None:
+        """Ends a poll that waits in another thread, before its timeout. Close the member then.
+
+        >>> consumer.end_poll()
+        """
+        self._guard.check()
+        self._stop.set()
+        self._wake.set()
+
     def close(self) -> None:
         """Releases all leases at their cursors, so that others can continue at once.
 
         >>> home.consumer("orders", "billing").close()
         """
-        self._guard.check()
-        self._stop.set()
-        self._wake.set()
+        self.end_poll()
         if self._keeper is not None:
             self._keeper.join()
             self._keeper = None
@@ -389,6 +396,8 @@ class Consumer:
             if now_s >= end_s or self._stop.is_set():
                 return []
             self._wait(min(end_s - now_s, self._quiet_s(now_s)))
+            if self._stop.is_set():
+                return []
 
     def _wait(self, seconds: float) -> None:
         """Waits until a poll is due, or this process commits something."""
