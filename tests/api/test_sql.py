@@ -437,3 +437,14 @@ def test_an_interrupt_in_a_scan_is_raised_as_it_is(
     monkeypatch.setattr(TopicTable, "batches", interrupted)
     with pytest.raises(KeyboardInterrupt):
         home.sql("select count(*) from orders").read_all()
+
+
+def test_message_that_duckdb_cuts_inside_a_character_is_an_error_of_ours() -> None:
+    with tidelog.open("memory:") as home:
+        home.create_topic("t")
+        for signs in range(2):  # the message has so many bytes of the value
+            text = '{"a": "' + "x" * signs + "é" * 200 + '"} ' + " " * 70_000 + "v"
+            home.append("t", [Event(text.encode(), id=f"{signs}")])
+        for signs in range(2):
+            with pytest.raises(InvalidError, match="sql: .*(JSON|UTF-8)"):
+                rows(home, f"select decode(value)::json as j from t where id = '{signs}'")

@@ -71,7 +71,8 @@ _FIELD_OF_BYTES = re.compile(r"Cannot extract field '(.+?)' from expression \"(k
 _MISSING_COLUMN = re.compile(r'^Binder Error: Referenced column "(.+?)" not found in FROM')
 _CHANGES = ("ALTER", "CREATE", "CREATE_FUNC", "DELETE", "DROP", "INSERT", "MERGE_INTO", "UPDATE")
 _INTERRUPT_S = 0.05
-_DUCKDB_ERRORS = (duckdb.Error, pa.ArrowException, OSError)  # its readers raise Arrow's
+# Its readers raise Arrow's. A message may not be UTF-8: it cuts a quoted value at a byte.
+_DUCKDB_ERRORS = (duckdb.Error, pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 def run_query(
@@ -261,6 +262,11 @@ class _Session:
                 raise InvalidError(
                     "sql: needs more memory than there is: select fewer rows or columns, or group "
                     "by fewer values"
+                ) from exc
+            if isinstance(exc, UnicodeDecodeError):
+                raise InvalidError(
+                    "sql: a value is refused, and DuckDB's message about it is not UTF-8: use "
+                    "TRY_CAST or `as_json(value)`, which give NULL for such values"
                 ) from exc
             raise self._refusal(str(exc)) from exc
 

@@ -43,6 +43,7 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.aside_files import AsideFiles, aside_origins
+from tidelog.erasure.chosen_names import chosen_names
 from tidelog.erasure.event_search import clean_files, clean_objects, files_to_search
 from tidelog.erasure.matcher import (
     EventMatcher,
@@ -157,6 +158,7 @@ def _prove(
     search.everything(store)
     search.rows()
     search.copies(store)
+    search.proof.out_of_reach += chosen_names(context, search.topics, sought.deletions)
     return search.proof
 
 
@@ -179,6 +181,7 @@ class _ProofSearch(ObjectSearch):
         self._starts: dict[int, int] = {}  # of partitions
         self.newer = 0  # rows that are new events by their times alone
         self._manifests = ManifestNames(scope.context, sought)
+        self.topics = [] if scope.topic is None else [scope.topic]  # and those with copies
 
     # What no listing shows.
 
@@ -537,6 +540,7 @@ class _ProofSearch(ObjectSearch):
             if copy.is_deleted:
                 inner.deleted_topic_objects(store, copy.topic)
             else:
+                self.topics.append(copy.topic)
                 inner.topic_objects(store, copy.topic)
             inner.reasons()
             inner.errors()

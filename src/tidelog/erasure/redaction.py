@@ -59,6 +59,7 @@ from tidelog.model.topic import decode_row
 from tidelog.pipeline.failures import read_failures, remove_failures
 
 __all__ = [
+    "Words",
     "named_source_files",
     "quoted_errors",
     "quoting_rows",
@@ -78,7 +79,7 @@ def quoting_rows(
     context: Context, owners: Iterable[Owner], sought: Deletions
 ) -> Iterator[tuple[Owner, str]]:
     """Yields the places of records whose reasons or authors quote one of some ids and keys."""
-    words = _Words(sought)
+    words = Words(sought)
     for owner in owners:
         for record, _ in read_records(context, owner):
             if words.quoted(record.why) or words.quoted(record.who):
@@ -88,7 +89,7 @@ def quoting_rows(
 
 def quoting_seeks(context: Context, sought: Deletions) -> Iterator[str]:
     """Yields the places of records in the home's audit whose reasons quote one of them."""
-    words = _Words(sought)
+    words = Words(sought)
     for action, _ in read_seeks(context):
         if words.quoted(action.why):
             yield f"{layout.HOME_AUDIT} · {layout.audit_row(action.at_ms, action.id)}"
@@ -113,7 +114,7 @@ def remove_quotes(
 
 def redact_reasons(context: Context, owners: Iterable[Owner], sought: Deletions) -> None:
     """Replaces some ids and keys in the texts of records. Safe to repeat."""
-    words = _Words(sought)
+    words = Words(sought)
     for owner in owners:
         for record, _ in read_records(context, owner):
             if words.quoted(record.why) or words.quoted(record.who):
@@ -122,7 +123,7 @@ def redact_reasons(context: Context, owners: Iterable[Owner], sought: Deletions)
 
 def redact_seeks(context: Context, sought: Deletions) -> None:
     """Replaces some ids and keys in the reasons of seeks in the home's audit. Safe to repeat."""
-    words = _Words(sought)
+    words = Words(sought)
     for action, version in read_seeks(context):
         if words.quoted(action.why):
             replace_action(context, action.with_why(words.replaced(action.why)), version)
@@ -141,7 +142,7 @@ def redacted(text: str, ids: Collection[str], keys: Collection[str]) -> str:
     return _replaced(text, quoted)
 
 
-class _Words:
+class Words:
     """Ids and keys that a text may quote."""
 
     def __init__(self, sought: Deletions) -> None:
