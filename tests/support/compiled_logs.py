@@ -5,6 +5,7 @@ Rows are those that ``journal.amend`` and ``journal.compile`` write; nothing of 
 
 from __future__ import annotations
 
+import crc32c
 import msgspec
 import pyarrow as pa
 
@@ -32,10 +33,10 @@ class Bench:
 
     def delete(self, *offsets: int) -> None:
         for offset in offsets:
-            self._amend(offset, "delete", None, None)
+            self._amend(offset, Amendment(0, "delete", 0))
 
     def update(self, offset: int, value: bytes | None, is_large: bool = False) -> None:
-        key = None
+        row = Amendment(0, "update", 0, value)
         if is_large:
             key = layout.amendment(
                 self.topic.incarnation,
@@ -44,8 +45,10 @@ class Bench:
                 self.head.amendments,
                 self.context.ids.new(),
             )
-            self.context.store.put(key, value or b"")
-        self._amend(offset, "update", None if is_large else value, key)
+            stored = value or b""
+            self.context.store.put(key, stored)
+            row = Amendment(0, "update", 0, object=key, crc=crc32c.crc32c(stored))
+        self._amend(offset, row)
 
     def rows(self, kind: str) -> list[Run]:
         """Those of journals or of runs."""
@@ -110,7 +113,8 @@ class Bench:
         found = [info.key for info in self.context.store.list("topics/")]
         self.context.store.delete([key for key in found if key not in named])
 
-    def _amend(self, offset: int, kind: str, value: bytes | None, key: str | None) -> None:
+    def _amend(self, offset: int, row: Amendment) -> None:
+        """Writes the row of an amendment, with the next sequence of its partition."""
         head, version = read_head(self.context, self.topic, self.partition)
         first, last = head.amended or (offset, offset)
         new = msgspec.structs.replace(
@@ -118,7 +122,7 @@ class Bench:
             amendments=head.amendments + 1,
             amended=(min(first, offset), max(last, offset)),
         )
-        row = Amendment(new.amendments, kind, 0, value, key)  # type: ignore[arg-type]
+        row = msgspec.structs.replace(row, sequence=new.amendments)
         self._write(
             Put("head", encode_row(new), expect=version),
             Put(layout.amend_row(offset), encode_row(row)),
