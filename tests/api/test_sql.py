@@ -446,5 +446,5 @@ def test_message_that_duckdb_cuts_inside_a_character_is_an_error_of_ours() -> No
             text = '{"a": "' + "x" * signs + "é" * 200 + '"} ' + " " * 70_000 + "v"
             home.append("t", [Event(text.encode(), id=f"{signs}")])
         for signs in range(2):
-            with pytest.raises(InvalidError, match="sql: .*(JSON|UTF-8)"):
+            with pytest.raises(InvalidError, match=r"sql: .*(JSON|UTF-8)"):
                 rows(home, f"select decode(value)::json as j from t where id = '{signs}'")
