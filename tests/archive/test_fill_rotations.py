@@ -362,3 +362,24 @@ def test_backfill_of_a_chain_from_rotated_files_doubles_nothing(logs: Logs) -> N
     logs.run(name="copy")
     assert logs.held(name="copy") == lines(text(0, 10), text(100, 130))
     assert logs.problems("copy") == []
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_chain_of_rotated_files_is_built_of_another_archive_of_them(
+    logs: Logs, has_begun: bool
+) -> None:
+    """The other archive has another name for the same file, because it saw it later."""
+    logs.path.write_text(text(0, 10))
+    logs.create()
+    logs.run()
+    logs.rotate(100, 130)
+    logs.create("late")
+    logs.run(name="late")
+    an_archive(logs.home, "chain", source="archive:x")
+    if has_begun:
+        logs.run(name="chain")
+    logs.replace("chain", source="archive:late")
+    logs.run()
+    logs.run(name="chain")
+    assert logs.held(name="chain") == lines(text(0, 10), text(100, 130))
+    assert logs.problems("chain") == []

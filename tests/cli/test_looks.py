@@ -86,4 +86,43 @@ def test_mistyped_consumer_and_option_are_answered_with_a_hint(tidelog: Run) -> 
     shown = tidelog("consumer", "show", "orders", "biling")
     assert "not found (did you mean `billing`?): see" in shown.err
     sought = tidelog("consumer", "seek", "orders", "billing", "--to", "10")
-    assert "TO is an argument: give it without `--to`" in sought.err
+    assert sought.err.startswith("error: --to: TO is an argument: give it without `--to`")
+    deleted = tidelog("consumer", "delete", "orders", "biling", "--yes")
+    assert deleted.err == shown.err
+
+
+def test_consumer_seeks_to_a_relative_time(tidelog: Run) -> None:
+    tidelog("topic", "create", "orders")
+    tidelog("produce", "orders", stdin=b"a\nb\n")
+    tidelog("consume", "orders", "--name", "billing")
+    wanted = {"partition": 0, "from": 2, "to": 0, "skipped": 0, "again": 2}
+    moved = tidelog("consumer", "seek", "orders", "billing", "-15m", "--yes", "--json")
+    assert moved.rows() == [wanted]
+    again = tidelog("consumer", "seek", "--yes", "--json", "orders", "billing", "--", "-15m")
+    assert again.rows() == [{**wanted, "from": 0, "again": 0}]
+
+
+def test_trim_reads_sizes_as_people_write_them(tidelog: Run) -> None:
+    tidelog("topic", "create", "orders")
+    tidelog("produce", "orders", stdin=b"a\nb\n")
+    (kept,) = tidelog("trim", "orders", "--keep-bytes", "1.5 MB", "--json").rows()
+    assert kept["events"] == 0
+    wrong = tidelog("trim", "orders", "--keep-bytes", "much")
+    assert "size `much`: give bytes, or a number and a unit: 200MB, 64MiB" in wrong.err
+    (gone,) = tidelog("trim", "orders", "--keep-bytes", "1", "--json").rows()
+    assert gone["events"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["audit", "orders"], "The audit has no such records."),
+        (["journals", "orders"], "There are no journals yet"),
+        (["pipeline", "list"], "There are no pumps, streams or restores yet."),
+        (["playback", "--list"], "There are no named playbacks yet"),
+    ],
+)
+def test_empty_list_says_so(tidelog: Run, words: list[str], says: str) -> None:
+    tidelog("topic", "create", "orders")
+    assert says in tidelog(*words).err
+    assert tidelog(*words, "--json").err == ""

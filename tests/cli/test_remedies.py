@@ -234,7 +234,7 @@ CASES = {
     ),
     "silent": Case(silent, "1 of its drivers died", "archive run daily --follow"),
     "stuck": Case(stuck, "a range is in progress for", "archive run daily", ("--no-driver",)),
-    "failing": Case(failing, "fails since", "archive run daily"),
+    "failing": Case(failing, "has failed for", "archive run daily"),
     "dead letters": Case(
         dead,
         "5 dead letters",
@@ -294,7 +294,7 @@ def test_outage_that_a_driver_reports_ends_when_the_source_answers(place: Place)
         beats = Member(1_000, "", home.context.clock.now_ms())
         change = Put(layout.member_row("other"), encode_row(beats), ABSENT)
         home.catalog.write(where, change, write_id=home.context.ids.new())
-    assert any("its driver cannot reach the source since" in each for each in place.check())
+    assert any("its driver has not reached the source" in each for each in place.check())
     place.drive("--take-over")
     assert place.check() == []
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.file_fuzz import play
 from tidelog.archive import archive as archives
 from tidelog.archive import freeze as freezing
-from tidelog.archive.fill import FillFilesSource
+from tidelog.archive.fill_files import FillFilesSource
 from tidelog.connectors.files.row_tracking import RowTracking
 from tidelog.connectors.source import Bounds, SourcePartition
 from tidelog.context import Context

@@ -130,6 +130,72 @@ def test_partition_that_was_not_begun_begins_where_the_seek_says(home: Home) -> 
     check(archive)
 
 
+def test_seek_before_the_first_run_can_be_undone(home: Home) -> None:
+    fill(home, 10)
+    archive = home.archives.create("raw", source="topic:from")
+    archive.seek("latest", "0")
+    fill(home, 5)
+    archive.seek("latest", "0")
+    assert gaps(archive) == [("10", "15", "seek", 5)]
+    (plan,) = archive.plan_seek("earliest", "0")
+    assert (plan.again, plan.skipped) == (0, 0)
+    assert archive.seek("earliest", "0") == [plan]
+    (account, _) = (each.account for each in archive.status().partitions)
+    assert account is not None
+    assert account.begin is not None
+    assert (account.begin.position, account.begin.reason) == ("0", "explicit")
+    assert gaps(archive) == []
+    assert archive.run().events == 15
+    check(archive)
+
+
+def test_what_comes_before_the_begin_was_not_read(home: Home) -> None:
+    fill(home, 10)
+    archive = home.archives.create("new", source="topic:from", start="latest")
+    fill(home, 4)
+    archive.run()
+    remedy = "tidelog archive backfill new --start earliest"
+    with pytest.raises(InvalidError, match=f"begins at 10, has 4 offsets .*{remedy}"):
+        archive.seek("earliest", "0")
+    with pytest.raises(InvalidError, match="from 12 on it has 2 offsets already"):
+        archive.seek(12, "0")
+    archive.backfill(start="earliest")
+    archive.promote()
+    assert len(archived(archive)) == 14
+    check(archive)
+
+
+def test_archive_does_not_begin_earlier_than_its_readers(home: Home) -> None:
+    fill(home, 10)
+    archive = home.archives.create("new", source="topic:from", start="latest")
+    chain = home.archives.create("chain", source="archive:new")
+    fill(home, 4)
+    archive.seek("latest", "0")
+    archive.run()
+    chain.run()
+    with pytest.raises(InvalidError, match=r"`chain` has read it .* new --start earliest"):
+        archive.seek("earliest", "0")
+    archive.backfill(start="earliest")
+    archive.promote()
+    chain.backfill(start="earliest")
+    chain.promote()
+    assert len(archived(archive)) == len(archived(chain)) == 14
+    check(chain)
+
+
+def test_pump_needs_no_consent_for_what_it_never_read(home: Home) -> None:
+    home.create_topic("to")
+    fill(home, 10)
+    pump = home.pumps.create("copy", source="topic:from", topic="to")
+    assert pump.run(start="latest").events == 0
+    assert [move.again for move in pump.seek(5, "0")] == [0]
+    assert pump.run().events == 5
+    with pytest.raises(InvalidError, match="would bring 5 events from 5 on a second time"):
+        pump.seek("earliest", "0")
+    pump.seek("earliest", "0", again=True)
+    assert pump.run().events == 10
+
+
 def test_seek_settles_the_range_in_progress(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(home, 10)
     archive = home.archives.create("raw", source="topic:from")

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidelog.archive import fill, restore
-from tidelog.archive import fill as fill_files
+from tidelog.archive import fill, fill_files, restore
 from tidelog.connectors import source as base
 from tidelog.connectors.source import (
     OPTIONAL,

@@ -41,7 +41,7 @@ def test_it_tells_of_each_slot_as_its_forerunner_did(tidelog: Run) -> None:
         "2023-11-14T22:13:23Z: 2 events, the first at 22:13:23.350",
         "2023-11-14T22:13:24Z: 2 events, the first at 22:13:24.150",
     ]
-    assert lines[-1].startswith("Success: 9 events in 4 slots, ")
+    assert lines[-1].startswith("Success: played 9 events in ")
     assert (done.code, done.err) == (0, "")
 
 
@@ -54,9 +54,9 @@ def test_parameters_come_from_a_file_where_the_command_line_has_none(
     params.write_text(json.dumps({"topic": "t", "start": T0, "end": T0 + 6_000, "to": "null:"}))
     lines = tidelog("playback", "--params", str(params)).out.decode().splitlines()
     assert lines[0].endswith("from 2023-11-14T22:13:20.000Z to 2023-11-14T22:13:26.000Z")
-    assert lines[-1].startswith("Success: 9 events in 4 slots, ")
+    assert lines[-1].startswith("Success: played 9 events in ")
     done = tidelog("playback", "--params", str(params), "--end", "2023-11-14T22:13:21Z")
-    assert done.out.decode().splitlines()[-1].startswith("Success: 3 events in 1 slot, ")
+    assert done.out.decode().splitlines()[-1].startswith("Success: played 3 events in ")
 
 
 @pytest.mark.parametrize("text", ['{"begin": 1}', "[]", "", '{"start": 1.5}', '{"start": -1e99}'])
@@ -81,7 +81,7 @@ def test_empty_slots_are_told_on_request(tidelog: Run) -> None:
 def test_a_quiet_playback_prints_the_summary_alone(tidelog: Run) -> None:
     fill()
     done = tidelog("playback", "t", *RANGE, "--to", "null:", "--quiet")
-    assert done.out.startswith(b"Success: 9 events in 4 slots, ")
+    assert done.out.startswith(b"Success: played 9 events in ")
     assert (done.out.count(b"\n"), done.err) == (1, "")
     (summary,) = tidelog("playback", "t", *RANGE, "--to", "null:", "-q", "--json").rows()
     assert summary["events"] == 9
@@ -124,7 +124,7 @@ def test_standard_output_carries_events_alone(tidelog: Run) -> None:
     )
     assert len(done.rows()) == 9
     assert ": 3 events, " in done.err
-    assert "9 events in 4 slots" in done.err
+    assert "played 9 events in" in done.err
     as_json = tidelog("playback", "t", *RANGE, "--to", "stdout:", "--json")
     assert len(as_json.rows()) == 9
     assert json.loads(as_json.err.splitlines()[-1])["events"] == 9
@@ -217,7 +217,7 @@ def test_ctrl_c_ends_it_well_and_says_how_to_go_on(tidelog: Run) -> None:
         playing.send_signal(signal.SIGINT)
         done = finish(playing)
     assert done.code == 130
-    assert "resume it with: tidelog playback t --to stdout: --resume slow" in done.err
+    assert "Resume it with: tidelog playback t --to stdout: --resume slow" in done.err
     rest = tidelog("playback", "t", "--to", "stdout:", "--resume", "slow")
     assert rest.code == 0
     all_of_it = tidelog("playback", "t", *span, "--to", "stdout:").out
@@ -233,7 +233,7 @@ def test_ctrl_c_without_a_name_says_how_far_it_came(tidelog: Run) -> None:
         playing.send_signal(signal.SIGTERM)
         done = finish(playing)
     assert done.code == 143
-    assert "with --resume NAME it could resume there" in done.err
+    assert "With --resume NAME it could resume there" in done.err
 
 
 def test_missing_target_says_how_to_create_it(tidelog: Run) -> None:
@@ -259,6 +259,6 @@ def test_hint_to_resume_keeps_the_speed_and_the_home(
     )
     assert done.code == 130
     assert done.err.endswith(
-        "resume it with: tidelog --home tidelog-data playback t --to topic:u --resume rel "
+        "Resume it with: tidelog --home tidelog-data playback t --to topic:u --resume rel "
         "--speed 300\n"
     )

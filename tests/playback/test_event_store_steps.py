@@ -64,7 +64,7 @@ def test_steps_of_the_event_store(
     counts = [re.fullmatch(r"\S+: (\d+) events?(, the first at \S+)?", line) for line in slots]
     assert sum(int(found[1]) for found in counts if found) == 31
     assert all(counts)
-    assert end.startswith("Success: 31 events in ")
+    assert end.startswith("Success: played 31 events in ")
     # the second stream has them, with their keys
     assert run(*home, "topic", "create", "again").code == 0
     again = ("pump", to, "--topic", "again", "--no-spark")

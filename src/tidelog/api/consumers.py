@@ -23,6 +23,7 @@ from tidelog.log.consumer.leases import Start
 from tidelog.log.consumer.seek import (
     CursorMove,
     check_consumer,
+    consumer_not_found,
     move_cursor,
     plan_move,
     seek_cursor,
@@ -185,15 +186,11 @@ class Consumers:
                 check_consumer(self._context, self.topic, name)
             except NotFoundError as exc:
                 like = nearest(name, consumer_names(self._context, self.topic))
-                said = exc.message.replace(": not found:", f": not found{like}:", 1)
-                raise NotFoundError(said, **exc.context) from exc
+                raise consumer_not_found(self.topic, name, like) from exc
             return ConsumerHandle(self._context, self.topic, name)
         names = consumer_names(self._context, self.topic)
         if name not in names:
-            raise NotFoundError(
-                f"consumer `{name}` of `{self.topic.name}`: not found{nearest(name, names)}: see "
-                f"`tidelog lag {self.topic.name}`"
-            )
+            raise consumer_not_found(self.topic, name, nearest(name, names))
         return ConsumerHandle(self._context, self.topic, name)
 
     def drain(

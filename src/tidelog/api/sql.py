@@ -68,6 +68,7 @@ _OWN_VIEW = re.compile(r"duckdb_|pg_|sqlite_|pragma_", re.IGNORECASE)
 _MISSING = re.compile(r"Table with name (\S+) does not exist")
 _BARE_OFFSET = re.compile(r"\nLINE .*(?<![\w.\"])offset\b", re.IGNORECASE)
 _FIELD_OF_BYTES = re.compile(r"Cannot extract field '(.+?)' from expression \"(key|value)\"")
+_MISSING_COLUMN = re.compile(r'^Binder Error: Referenced column "(.+?)" not found in FROM')
 _CHANGES = ("ALTER", "CREATE", "CREATE_FUNC", "DELETE", "DROP", "INSERT", "MERGE_INTO", "UPDATE")
 _INTERRUPT_S = 0.05
 # Its readers raise Arrow's. A message may not be UTF-8: it cuts a quoted value at a byte.
@@ -287,6 +288,8 @@ def _hint(text: str, names: Sequence[str]) -> str:
         return f": write as_json({field[2]})->>'{field[1]}'"
     if "syntax error" in text and _BARE_OFFSET.search(text):
         return ': write the column as "offset", in double quotes'
+    if missing := _MISSING_COLUMN.search(text):
+        return f": check the name; a text needs single quotes: '{missing[1]}'"
     odd = [name for name in names if not name.isidentifier() and f" {name}" in text]
     if "syntax error" in text and odd:
         return f': write "{max(odd, key=len)}", in double quotes'

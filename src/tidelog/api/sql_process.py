@@ -164,7 +164,7 @@ def _answered(code: int, out: bytes, limits: SqlLimits) -> SqlResult:
 def _too_long(limits: SqlLimits) -> InvalidError:
     return InvalidError(
         f"sql: takes longer than {limits.seconds:g} s: select fewer events, for example by "
-        "timestamp >= now() - interval 1 hour"
+        "timestamp >= now() - interval 1 hour, or try again when the machine is less busy"
     )
 
 

@@ -34,7 +34,7 @@ from typing import Literal, TypedDict, cast
 import msgspec
 
 from tidelog.archive.erased_events import ErasedBefore
-from tidelog.archive.fill import fill_source
+from tidelog.archive.fill_files import fill_source
 from tidelog.archive.freeze import HeadGate
 from tidelog.archive.redo import redo_source
 from tidelog.catalog.base import ABSENT, Put

@@ -22,24 +22,13 @@ generation begins where the live one began, and has its events.
 - If a person accepted that (``pass_damage``), it skips damaged commits of the live generation whose
   events the source no longer holds: each is a gap.
 
-Rotated files keep the names that the live generation gave them. A file of rows is named by its path
-when it was first seen (``files.row_tracking``). A generation that looked at the folder itself would
-use current paths, and the live generation's events would be there twice, under two names. So the
-source gets the marks of the live generation, which identify each file. The new generation stays
-behind the live one: it reads what that one has begun, up to its position, and the rest after the
-promote. So two files never get one name. What the source cannot provide (a file was deleted,
-truncated, or continued after half a line) comes from the live generation's files. A promote copies
-the marks and everything else that the live generation knows (``freeze``).
-
-An archive that reads another archive has no marks of its own. The archive at the top of the chain,
-which reads the files, has them: a backfill from these files uses its marks, and stays behind its
-live generation too.
+Files of rows have names of their own in each archive: see ``fill_files``.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -69,19 +58,16 @@ from tidelog.connectors.source import (
     CompletingSource,
     DividingSource,
     ExplainingSource,
-    KnownPartition,
     KnowsEnds,
     MissingOffsets,
     ProbingSource,
     RangeReader,
     ResumingSource,
-    SkippingSource,
     Source,
     SourcePartition,
     SourceRange,
     SparseSource,
     TimedSource,
-    TrackingSource,
     VanishingSource,
     bounds_apart,
     check_wrapping,
@@ -95,12 +81,9 @@ from tidelog.errors import InvalidError, NotFoundError, TidelogError, Unavailabl
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import ListedPartition
 from tidelog.pipeline.gaps import without_remade
-from tidelog.pipeline.source_partitions import read_known, tracking_pipeline
 
 __all__ = [
-    "FillFilesSource",
     "FillSource",
-    "fill_source",
 ]
 
 
@@ -541,60 +524,3 @@ def _limit_range(range: SourceRange, end: str) -> SourceRange:
 
 _source: type[Source] = FillSource
 _explaining: type[ExplainingSource] = FillSource
-
-
-def fill_source(context: Context, archive: Archive, generation: int, source: Source) -> FillSource:
-    """Returns the source of a generation that is being built, from its own or another source."""
-    if isinstance(source_at(context, archive.source), TrackingSource):
-        return FillFilesSource(context, archive, generation, source, archive.pipeline())
-    if isinstance(source, TrackingSource):
-        return FillFilesSource(
-            context, archive, generation, source, tracking_pipeline(context, archive)
-        )
-    return FillSource(context, archive, generation, source)
-
-
-class FillFilesSource(FillSource):
-    """The source of a generation that is being built from files; see this module."""
-
-    def __init__(
-        self, context: Context, archive: Archive, generation: int, source: Source, tracks: str
-    ) -> None:
-        """``tracks`` is the pipeline that has the marks of these files; empty: none."""
-        super().__init__(context, archive, generation, source, follows=bool(tracks))
-        self._tracks = tracks
-
-    def track(self, known: Mapping[SourcePartition, KnownPartition]) -> None:
-        """Passes on what this generation has read, and the marks of the live one."""
-        if not isinstance(self._source, TrackingSource):
-            return
-        merged = dict(known)
-        for partition, live in self._live().items():
-            own = known.get(partition)
-            # A position without a note stays untrusted.
-            position = "0" if live.note else live.position
-            merged[partition] = KnownPartition(
-                position if own is None else own.position,
-                live.incarnation,
-                b"" if own is None else own.note,
-                further=live.note,
-            )
-        self._source.track(merged)
-
-    def seen(self) -> dict[SourcePartition, str]:
-        """Returns nothing: the live generation is ahead, and its driver stores what it saw."""
-        return {}
-
-    def renewed(self) -> dict[SourcePartition, bytes]:
-        """Returns nothing: the live one's driver stores new names, and a promote copies them."""
-        return {}
-
-    def left_out(self) -> dict[str, str]:
-        return self._source.left_out() if isinstance(self._source, SkippingSource) else {}
-
-    def _live(self) -> dict[SourcePartition, KnownPartition]:
-        """Returns what is known about the files that the archive was made of."""
-        return read_known(self._context, self._tracks, {}) if self._tracks else {}
-
-
-_protocols: tuple[type[TrackingSource], type[SkippingSource]] = (FillFilesSource, FillFilesSource)

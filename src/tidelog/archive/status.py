@@ -55,6 +55,7 @@ from tidelog.model.pipeline import (
     joined_names,
     offsets_between,
     same_in,
+    without_name,
 )
 from tidelog.model.times import rough_text
 from tidelog.model.topic import decode_row
@@ -472,7 +473,8 @@ def _of_archive(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
     failure = status.failure
     if failure is not None and status.drivers:
         since_s = (status.read_ms - failure.since_ms) / 1000
-        yield f"{name}: its driver cannot reach the source since {since_s:.0f} s: {failure.message}"
+        for_ = rough_text(since_s)
+        yield f"{name}: its driver has not reached the source for {for_}: {failure.message}"
     if status.silent:
         yield (
             f"{name}: {status.silent} of its drivers died or cannot reach the catalog: "
@@ -482,8 +484,8 @@ def _of_archive(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
     waiting = sum(each.waits for each in status.partitions)
     if limits.driver and waiting and not status.drivers:
         yield (
-            f"{name}: events wait in {waiting} source partitions, and no driver is "
-            f"running: start `tidelog archive run {status.archive.name} --follow`"
+            f"{name}: events wait in {waiting} source partition{'' if waiting == 1 else 's'}, and "
+            f"no driver is running: start `tidelog archive run {status.archive.name} --follow`"
         )
 
 
@@ -526,7 +528,8 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
     if each.failure is not None:
         since_s = (now_ms - each.failure.since_ms) / 1000
         tries = "1 attempt" if each.failure.attempts == 1 else f"{each.failure.attempts} attempts"
-        yield f"fails since {since_s:.0f} s, {tries}: {each.failure.message}"
+        why = without_name(each.partition, each.failure.message)
+        yield f"has failed for {rough_text(since_s)}, {tries}: {why}"
     if each.lost_to:
         yield (
             f"the source holds nothing before {each.lost_to}, archived is up to {each.position}: "

@@ -25,7 +25,6 @@ import msgspec
 import numpy as np
 
 from tidelog.archive.account import Recount, check_before, check_head, read_before
-from tidelog.archive.coverage import is_by_offset
 from tidelog.archive.read import ArchiveFiles
 from tidelog.archive.verify_checks import (
     ArchiveVerifyOptions,
@@ -48,6 +47,7 @@ from tidelog.archive.verify_checks import (
     read_offsets,
     runs_of,
 )
+from tidelog.archive.verify_remedies import damage_remedy, intent_remedy
 from tidelog.catalog.base import Row
 from tidelog.catalog.update import read_if_stable
 from tidelog.codec.parsers import LayoutSettings
@@ -174,7 +174,7 @@ class _VerifyLook:
         self._named: set[str] = set()  # by manifests of commits
         self._coming: set[str] = set()  # by those of intents
         self._unread = 0  # missing or damaged manifests, whose files are unknown
-        self._restore = f"restore it from a copy, or {_remedy(context, archive, number)}"
+        self._restore = f"restore it from a copy, or {damage_remedy(context, archive, number)}"
         self._source = SourceCheck(context, archive, number) if how.source else None
 
     def read_ahead(self, pipeline: str, partitions: list[str]) -> None:
@@ -441,9 +441,7 @@ class _VerifyLook:
 
     def _note_intent(self, partition: str, intent: Intent, is_replay: bool) -> None:
         what = f"{intent.start} to {intent.reach} is under way, or its driver died"
-        name = self._archive.name
-        command = f"archive dead {name} --replay" if is_replay else f"archive run {name}"
-        do = f"nothing: the next `tidelog {command}` finishes it"
+        do = intent_remedy(self._archive, self.tally.generation, is_replay)
         self.tally.note("intent", partition, what, do)
         key = intent.manifest
         try:
@@ -464,7 +462,7 @@ class _VerifyLook:
         left = [f for f in made if f.target not in live and f.target in self._sizes]
         if left:
             what = f"{len(left)} files of dead letters that a replay has replaced are still there"
-            do = f"nothing: the next `tidelog archive dead {self._archive.name} --replay` does it"
+            do = f"the next `tidelog archive dead {self._archive.name} --replay` deletes them"
             self.tally.note("replaced", partition, what, do)
         self.tally.dead += sum(file.events for file in dead)
         nothing = Manifest("", partition, "", "", 0, 0, 0)  # dead letters need none
@@ -577,21 +575,3 @@ class _VerifyLook:
                 with contextlib.suppress(NotFoundError, CorruptError):
                     for part in load_manifest(self.context.store, key).parts:
                         yield from part.files
-
-
-def _remedy(context: Context, archive: Archive, generation: int) -> str:
-    """Returns what repairs damaged files and manifests of a generation without a copy."""
-    name = archive.name
-    if generation != archive.generation:
-        return f"remove this generation with `tidelog archive drop {name} {generation}`"
-    if not is_by_offset(context, archive):  # another generation can only be made of its files
-        return (
-            "create another archive of the source, and end this one with "
-            f"`tidelog archive delete {name}`"
-        )
-    return (
-        f"make all files again with `tidelog archive backfill {name}`, and go over to them with "
-        f"`tidelog archive promote {name}`; if the backfill fails as the damage is in its way, "
-        f"`tidelog archive backfill {name} --accept-loss` does without these files, and `tidelog "
-        f"archive promote {name} --force` accepts what the source no longer has"
-    )

@@ -192,16 +192,13 @@ def main() -> None:
 def _usage(error: click.ClickException) -> TidelogError:
     """What click has to say, in the words and shape of all other errors."""
     message = error.format_message().rstrip(".")
-    if isinstance(error, click.NoSuchOption) and error.option_name[1:2].isdigit():
-        message += ": put `--` before a time that begins with a dash, such as `-- -1h`"
     context = getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption) and context is not None:
-        name = error.option_name.lstrip("-")
-        arguments = [
-            each.name for each in context.command.params if each.param_type_name == "argument"
-        ]
-        if name in arguments:
-            message += f": {name.upper()} is an argument: give it without `{error.option_name}`"
+        option = error.option_name
+        name = option.lstrip("-")
+        params = context.command.params
+        if any(each.param_type_name == "argument" and each.name == name for each in params):
+            message = f"{option}: {name.upper()} is an argument: give it without `{option}`"
     hint = f": see `{context.command_path} --help`" if context is not None else ""
     return InvalidError(f"{message}{hint}")
 

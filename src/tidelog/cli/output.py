@@ -23,6 +23,7 @@ import msgspec
 from rich.cells import cell_len
 
 from tidelog.errors import InvalidError, TidelogError
+from tidelog.model.sizes import size_bytes
 
 __all__ = [
     "EXIT_CODES",
@@ -32,7 +33,9 @@ __all__ = [
     "WRONG_USAGE",
     "CommandGroup",
     "Output",
+    "Size",
     "TimeBar",
+    "TimeLastCommand",
     "check_texts",
     "counted",
     "echo_aside",
@@ -51,6 +54,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk without room
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_AGO = re.compile(r"-[0-9]+[a-z]+")  # as in `-15m`
 _PIPE_WIDTH = 1_000  # columns: what goes into a pipe or a file is not squeezed
 
 
@@ -166,6 +170,25 @@ def size_text(size: int) -> str:
             break
         amount /= 1024
     return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes: ``10000``, ``200 MB`` or ``64MiB``."""
+
+    name = "size"
+
+    def __init__(self, least: int = 0) -> None:
+        self._least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Returns the number of bytes."""
+        try:
+            size = value if isinstance(value, int) else size_bytes(value)
+        except InvalidError as exc:
+            self.fail(exc.message, param, ctx)
+        if size < self._least:
+            self.fail(f"{value} is too small: give {self._least} or more", param, ctx)
+        return size
 
 
 def write_out(data: bytes) -> None:
@@ -293,6 +316,16 @@ class CommandGroup(click.Group):
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+class TimeLastCommand(click.Command):
+    """A command whose last argument may be a relative time: ``-15m`` is none of its options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        times = [each for each in args if _AGO.fullmatch(each)]
+        if times and "--" not in args:
+            args = [*(each for each in args if each not in times), "--", *times]
+        return super().parse_args(ctx, args)
 
 
 def utf8(text: str) -> str:

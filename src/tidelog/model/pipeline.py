@@ -42,6 +42,7 @@ __all__ = [
     "offsets_between",
     "read_manifest",
     "same_in",
+    "without_name",
 ]
 
 
@@ -513,11 +514,15 @@ def by_cause(found: Iterable[tuple[str, str]]) -> list[tuple[str, str, list[str]
     causes: dict[str, tuple[str, str, list[str]]] = {}
     for partition, message in found:
         cause = re.sub("[0-9]+", "0", message.replace(partition, ""))
-        text = message.removeprefix(f"source partition `{partition}`: ")
-        first = causes.setdefault(cause, (partition, text, []))
+        first = causes.setdefault(cause, (partition, without_name(partition, message), []))
         if first[0] != partition:
             first[2].append(partition)
     return list(causes.values())
+
+
+def without_name(partition: str, message: str) -> str:
+    """Returns a message of a source partition, for a line that names the partition already."""
+    return message.removeprefix(f"source partition `{partition}`: ")
 
 
 def same_in(partitions: Sequence[str]) -> str:

@@ -95,6 +95,7 @@ class PositionMove:
     to: str
     skipped: int | None  # events or offsets that it will not read; None: unknown
     again: int | None  # those that it has read before and will read again; None: unknown
+    begin: str | None = None  # where the pipeline begins, if the move leads to before that
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,7 @@ def _plan(
     at = head.position
     if _ends_at_times(source):
         if wanted.to == "earliest":
-            return PositionMove(partition.text, at, to, 0, None)
+            return PositionMove(partition.text, at, to, 0, 0 if _has_read_nothing(head) else None)
         if wanted.to != "latest":
             raise InvalidError(
                 f"seek of `{pipeline.name}`: positions of `{partition.text}` have no known order: "
@@ -230,11 +231,24 @@ def _plan(
     if not source.before(to, at):
         return PositionMove(partition.text, at, at, 0, 0)
     skips = _Skips(context, pipeline, partition, head)
-    back = skips.start_after(to)
-    again = source.count(to, back) if source.before(to, back) else 0
-    if again == 0 and wanted.is_archive and source.before(to, back):
-        again = offsets_between(to, back)  # without events, but in a range that has some
-    return PositionMove(partition.text, at, to, 0, again)
+    back, read = skips.start_after(to), _first_read(source, head, to)
+    again = source.count(read, back) if source.before(read, back) else 0
+    if again == 0 and wanted.is_archive and source.before(read, back):
+        again = offsets_between(read, back)  # without events, but in a range that has some
+    return PositionMove(partition.text, at, to, 0, again, None if read == to else read)
+
+
+def _first_read(source: Source, head: Progress, to: str) -> str:
+    """Returns the first position from ``to`` on that may have been read: none before the begin."""
+    if head.begin is None or not source.before(to, head.begin.position):
+        return to
+    return head.begin.position
+
+
+def _has_read_nothing(head: Progress) -> bool:
+    """Returns whether a pipeline is where it began, without a range since."""
+    begin = head.begin
+    return begin is not None and head.position == begin.position and not head.totals.commits
 
 
 def _ends_at_times(source: Source) -> bool:
@@ -245,7 +259,7 @@ def _ends_at_times(source: Source) -> bool:
 def _is_back(source: Source, move: PositionMove) -> bool:
     """Returns whether a move leads to an earlier position."""
     if move.position is None or _ends_at_times(source):
-        return move.again != 0
+        return move.skipped is not None
     return source.before(move.to, move.position)
 
 
@@ -253,6 +267,11 @@ def _check_again(pipeline: Pipeline, wanted: SeekOptions, plan: PositionMove) ->
     if plan.again == 0 or (wanted.again and not wanted.is_archive):
         return
     many = "" if plan.again is None else f" {plan.again}"
+    if wanted.is_archive and plan.begin is not None:
+        raise InvalidError(
+            f"archive `{pipeline.name}`: {plan.partition}: begins at {plan.begin}, has{many} "
+            f"offsets from there on, and holds each event once: {_earlier(pipeline)}"
+        )
     if wanted.is_archive:
         raise InvalidError(
             f"archive `{pipeline.name}`: {plan.partition}: from {plan.to} on it has{many} offsets "
@@ -260,9 +279,15 @@ def _check_again(pipeline: Pipeline, wanted: SeekOptions, plan: PositionMove) ->
             f"`tidelog archive redo {pipeline.name} --partition {plan.partition}`"
         )
     raise InvalidError(
-        f"pump `{pipeline.name}`: {plan.partition}: would bring{many} events from {plan.to} on a "
-        "second time: say so with --again (again=True)"
+        f"pump `{pipeline.name}`: {plan.partition}: would bring{many} events from "
+        f"{plan.begin or plan.to} on a second time: say so with --again (again=True)"
     )
+
+
+def _earlier(pipeline: Pipeline) -> str:
+    """Returns how an archive gets what comes before its begin."""
+    command = f"tidelog archive backfill {pipeline.name} --start earliest"
+    return f"read what comes before with `{command}`"
 
 
 def _check_readers(
@@ -281,10 +306,11 @@ def _check_readers(
         if intent is not None and before(reached, intent.reach):  # else it has gone back
             reached = intent.reach
         if before(move.to, reached):
+            filled = f"write what was skipped with `tidelog archive backfill {pipeline.name}`"
+            advice = f"{remedy}, or {filled}" if move.begin is None else _earlier(pipeline)
             raise InvalidError(
                 f"archive `{pipeline.name}`: {move.partition}: {who} has read it up to {reached}, "
-                f"and would miss what comes from {move.to} on: {remedy}, or write what was skipped "
-                f"with `tidelog archive backfill {pipeline.name}`"
+                f"and would miss what comes from {move.to} on: {advice}"
             )
 
 
@@ -481,7 +507,7 @@ class _Seek(Cycle):
         while source.before(to, track.head.position):
             found = skips.ending_at(track.head.position)
             if found is None:
-                self._put_head(track, _moved_back(track.head, to, source.before))
+                self._put_head(track, self._begun_at(_moved_back(track.head, to, source.before)))
                 return
             name, gap = found
             moved = _moved_back(track.head, gap.start, source.before)
@@ -492,6 +518,13 @@ class _Seek(Cycle):
             )
             moved = msgspec.structs.replace(moved, totals=totals)
             self._put_head(track, moved, Delete(name))
+
+    def _begun_at(self, head: Progress) -> Progress:
+        """Returns a head that begins at its position, if that is before its begin."""
+        if _first_read(self._pipeline.source, head, head.position) == head.position:
+            return head
+        begin = Begin(head.position, "explicit", self._context.clock.now_ms())
+        return msgspec.structs.replace(head, begin=begin)
 
     def _put_head(self, track: Track, head: Progress, *others: Change) -> None:
         put = Put("head", encode_row(head), expect=track.head_version)

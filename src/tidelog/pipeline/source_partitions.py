@@ -68,7 +68,6 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.errors import ConflictError, TidelogError
 from tidelog.model import layout, limits
 from tidelog.model.address import parse_address
-from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Begin, Gap, ListedPartition, Progress, SeenEnd
 from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.base import Pipeline, claimed_error
@@ -410,12 +409,12 @@ class Lineage:
         return None if head is None else head.position
 
 
-def tracking_pipeline(context: Context, archive: Archive) -> str:
-    """Returns the pipeline that reads the files which an archive was made of; empty: none.
+def tracking_pipeline(context: Context, pipeline: str, source: str) -> str:
+    """Returns the pipeline that reads the files which a source was made of; empty: none.
 
-    That is the archive's own, or that of the archive at the top of its chain.
+    That is ``pipeline``, which reads the source, or that of the archive at the top of its chain.
     """
-    pipeline, source, known = archive.pipeline(), archive.source, {archive.name}
+    known: set[str] = set()
     while not isinstance(source_at(context, source), TrackingSource):
         address = parse_address(source)
         if address.scheme != "archive" or address.path in known:

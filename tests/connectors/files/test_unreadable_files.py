@@ -142,7 +142,7 @@ def test_archive_continues_beside_a_bad_name_and_its_status_shows_it(
     assert tidelog("archive", "run", "a", "--no-spark").code != 0
     status = tidelog("archive", "status", "a")
     shown = status.out.decode() + status.err
-    assert "in/b%FFd.txt: fails since" in shown
+    assert "in/b%FFd.txt: has failed since" in shown
     assert "a: generation 1, 2 events read, 2 files" in shown
 
     os.rename(bad, os.fsencode(tmp_path / "in" / "b-d.txt"))
@@ -194,15 +194,15 @@ def test_a_folder_without_rights_stops_only_its_files(
     assert "folder `in/sub`: no permission to read what is in it: change its rights" in ran.err
     status = tidelog("archive", "status", "a")
     shown = status.out.decode() + status.err
-    assert "in/sub%2Fx.txt: fails since" in shown
-    assert "in/sub: fails since" in shown
+    assert "in/sub%2Fx.txt: has failed since" in shown
+    assert "in/sub: has failed since" in shown
     assert "a: generation 1, 4 events" in shown, "the others go on"
     assert tidelog("archive", "run", "a", "--no-spark", "--accept-loss").code != 0, "no loss"
     deny(folder / "sub", False)
     assert tidelog("archive", "run", "a", "--no-spark").code == 0
     status = tidelog("archive", "status", "a")
     shown = status.out.decode() + status.err
-    assert "fails since" not in shown
+    assert "has failed since" not in shown
     assert "a: generation 1, 6 events" in shown
 
 

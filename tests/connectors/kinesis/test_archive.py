@@ -488,6 +488,20 @@ def test_seek_skips_what_waits_and_reads_again_only_from_the_oldest(
     assert pump.run().events == 30
 
 
+def test_seek_before_the_first_run_can_be_undone(home: Home, fake: FakeKinesis) -> None:
+    stream = Stream(fake.endpoint)
+    archive = home.archives.create("late", source=stream.url())
+    put(stream, range(10))
+    fake.ahead_ms += 5_000
+    archive.seek("latest")
+    assert [move.again for move in archive.plan_seek("earliest")] == [0]
+    archive.seek("earliest")
+    assert archive.run().events == 10
+    assert archive.verify(deep=True).problem_count == 0
+    with pytest.raises(InvalidError, match="holds each event once"):
+        archive.seek("earliest")
+
+
 def test_a_pump_into_a_topic_stores_each_record_once(home: Home, fake: FakeKinesis) -> None:
     stream = Stream(fake.endpoint, shards=2)
     home.create_topic("t", 3)

@@ -174,3 +174,14 @@ def test_what_cannot_be_done_is_refused_before_it_begins(
     sent = {**form.fields, "do": action, **fields, "sure": "1"}
     assert browser.post(ACT, sent).status_code == 400
     assert served.home.jobs.list() == []
+
+
+def test_preview_of_a_backfill_refuses_a_parser_that_cannot_work(browser: Browser) -> None:
+    page = browser.get("/console/archives/daily")
+    (form,) = (each for each in forms_of(page) if each.fields.get("do") == "backfill")
+    asked = browser.post(ACT, {**form.fields, "parser": "json:"})
+    assert asked.status_code == 400
+    assert "names no field: give json:field" in text_of(asked.text)
+    assert 'value="json:"' in asked.text, "what was typed is kept"
+    page = text_of(browser.get("/console/archives/daily"))
+    assert "at 200 MB, or after" in page, "a limit is shown as it was given"

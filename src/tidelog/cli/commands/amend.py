@@ -293,7 +293,8 @@ def show_records(output: Output, records: Iterable[AuditRecord]) -> None:
         output.records((), map(_record, records))
         return
     columns = ("at", "op", "who", "events", "ids", "key", "why", "state", "proof")
-    output.records(columns, map(_row, records))
+    rows = list(map(_row, records))
+    output.records(columns, rows, "The audit has no such records.")
 
 
 def _topic_of(home: Home, name: str) -> Topic:
@@ -442,7 +443,7 @@ def _read(file: str) -> bytes:
         with open(file, "rb") as source:
             return source.read()
     except OSError as exc:
-        raise InvalidError(f"file `{file}`: {exc.strerror}: give one that can be read") from exc
+        raise InvalidError(f"file `{file}`: cannot be read: {exc.strerror}: fix its path") from exc
 
 
 def _lines(file: str) -> list[str]:

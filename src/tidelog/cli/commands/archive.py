@@ -44,9 +44,9 @@ from tidelog.cli.output import (
     FAILED,
     CommandGroup,
     Output,
+    Size,
     counted,
     json_option,
-    size_text,
     utf8,
     visible,
 )
@@ -66,6 +66,7 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import defaults
 from tidelog.model.address import nearest
 from tidelog.model.archive import Archive
+from tidelog.model.sizes import limit_text
 from tidelog.model.times import duration_text
 
 __all__ = ["archive"]
@@ -304,10 +305,10 @@ def archive() -> None:
 @format_options
 @click.option(
     "--max-bytes",
-    type=int,
+    type=Size(),
     default=defaults.ARCHIVE_FILE_BYTES,
-    show_default=True,
-    metavar="B",
+    show_default="200MB",
+    metavar="SIZE",
     help="Close a file when it reaches this size.",
 )
 @click.option(
@@ -490,7 +491,7 @@ def _closes(archive: Archive) -> str:
     """Says when files appear, as an hour of silence looks like a fault."""
     return (
         f"{archive.name}: following {archive.source}. A file closes at "
-        f"{size_text(archive.max_bytes)} or after {duration_text(archive.max_age_ms)}; "
+        f"{limit_text(archive.max_bytes)} or after {duration_text(archive.max_age_ms)}; "
         f"`tidelog archive flush {archive.name}` closes all now. Ctrl-C ends this."
     )
 

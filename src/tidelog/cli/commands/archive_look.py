@@ -321,7 +321,7 @@ def _list_dead(output: Output, batches: Iterator[pa.RecordBatch], limit: int | N
         reasons.update(text.partition(": ")[0] for text in batch.column("error").to_pylist())
         shown += _letters(batch.slice(0, most - len(shown)))
     counts = [{"dead": n, "reason": text[:_REASON_MAX]} for text, n in reasons.most_common(_SHOWN)]
-    output.records(("dead", "reason"), counts)
+    output.records(("dead", "reason"), counts, "There are no dead letters.")
     if shown:
         total = reasons.total()
         more = f"; --limit {total} shows all" if total > len(shown) else ""

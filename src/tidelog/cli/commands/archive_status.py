@@ -413,7 +413,7 @@ def _show(output: Output, found: ArchiveStatus) -> None:
     _show_partitions(output, found)
     if found.failure is not None:
         output.say(
-            f"{found.archive.name}: its driver cannot reach the source since "
+            f"{found.archive.name}: its driver has not reached the source since "
             f"{to_iso(found.failure.since_ms)}, {counted(found.failure.attempts, 'attempt')}: "
             f"{found.failure.message}"
         )
@@ -454,7 +454,7 @@ def _show_partitions(output: Output, found: ArchiveStatus) -> None:
     for partition, message, others in by_cause(said):
         failure = failures[partition]
         output.say(
-            f"{found.archive.name}: {partition}: fails since {to_iso(failure.since_ms)}, "
+            f"{found.archive.name}: {partition}: has failed since {to_iso(failure.since_ms)}, "
             f"{counted(failure.attempts, 'attempt')}: {message}{same_in(others)}"
         )
 

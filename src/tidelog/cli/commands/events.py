@@ -26,6 +26,7 @@ from tidelog.api.input_lines import input_size
 from tidelog.cli.output import (
     CommandGroup,
     Output,
+    TimeLastCommand,
     counted,
     echo_aside,
     json_option,
@@ -349,6 +350,8 @@ def tail(home_text: str | None, output: Output, /, topic: str) -> None:
     emit = _print_events if output.as_json else _print_values
     stop = threading.Event()
     with open_home(home_text) as home, Interruption(stop, follows=True):
+        if sys.stderr.isatty():
+            echo_aside(f"Waiting for new events of `{home.topic(topic).name}`. Ctrl-C ends it.")
         for event in home.tail(topic, stop=stop):
             emit([event])
 
@@ -360,7 +363,7 @@ def consumer() -> None:
     \b
     Examples:
       tidelog consumer list orders
-      tidelog consumer seek orders billing -- -1h
+      tidelog consumer seek orders billing -1h
       tidelog consumer delete orders billing
     """
 
@@ -423,7 +426,7 @@ def show(home_text: str | None, output: Output, /, topic: str, name: str) -> Non
         output.records(("partition", "cursor", "end", "lag", "owner"), rows)
 
 
-@consumer.command()
+@consumer.command(cls=TimeLastCommand)
 @click.argument("topic")
 @click.argument("name", type=utf8)
 @click.argument("to", type=utf8)
@@ -439,14 +442,14 @@ def show(home_text: str | None, output: Output, /, topic: str, name: str) -> Non
 def seek(home_text: str | None, output: Output, /, topic: str, name: str, **given: Any) -> None:
     """Move the cursors of a consumer.
 
-    TO is earliest, latest, an offset, or a time: ISO 8601, or -15m (after `--`, as it begins with a
-    dash). Members that run continue from there. Asks first on a terminal. In scripts, pass --yes.
+    TO is earliest, latest, an offset, or a time: ISO 8601, or -15m. Members that run continue from
+    there. Asks first on a terminal. In scripts, pass --yes.
 
     \b
     Examples:
       tidelog consumer seek orders billing earliest
       tidelog consumer seek orders billing --partition 0 4711 --yes
-      tidelog consumer seek orders billing -- -15m
+      tidelog consumer seek orders billing -15m
     """
     with open_home(home_text) as home:
         found = home.consumers(topic).get(name)
@@ -505,7 +508,7 @@ def delete(
     with open_home(home_text) as home:
         found = home.consumers(topic).get(name, deleting=True)
         lag = found.behind()
-        told = f"{lag} events of `{topic}`" if lag else f"all events of `{topic}`"
+        told = f"{counted(lag, 'event')} of `{topic}`" if lag else f"all events of `{topic}`"
         has = "has not read" if lag else "has read"
         question = f"Delete consumer `{name}`, which {has} {told}?"
         ask_first(f"consumer `{name}` of `{topic}`", question, yes)

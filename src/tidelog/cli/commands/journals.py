@@ -16,6 +16,7 @@ from tidelog.api.archive_actions import check_metrics_file, write_metrics_file
 from tidelog.cli.output import (
     FAILED,
     Output,
+    Size,
     counted,
     echo_aside,
     json_option,
@@ -83,7 +84,7 @@ def _list(home: Home, output: Output, topic: str, given: dict[str, Any]) -> None
         output.records((), (msgspec.to_builtins(each) for each in found))
         return
     columns = (*_COLUMNS, "url") if given["presign"] is not None else _COLUMNS
-    output.records(columns, map(_row, found))
+    output.records(columns, list(map(_row, found)), "There are no journals yet: `tidelog compile`.")
 
 
 def _row(entry: JournalEntry) -> dict[str, Any]:
@@ -105,9 +106,9 @@ _OPTIONS = (
     ),
     click.option(
         "--min-bytes",
-        type=click.IntRange(min=1),
-        metavar="B",
-        help="Skip a partition while fewer bytes than this wait in it.",
+        type=Size(1),
+        metavar="SIZE",
+        help="Skip a partition while fewer bytes than this wait in it, such as 1000000 or 64MB.",
     ),
     click.option(
         "--older-than",

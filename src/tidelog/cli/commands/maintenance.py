@@ -11,7 +11,7 @@ import click
 
 from tidelog.cli.commands.events import NO_CONSUMERS, owned
 from tidelog.cli.commands.proof import Sought, proof_option, report_proof, search_with_bar
-from tidelog.cli.output import FAILED, Output, counted, json_option, progress_bar, utf8
+from tidelog.cli.output import FAILED, Output, Size, counted, json_option, progress_bar, utf8
 from tidelog.cli.pipeline_options import SparkFields, task_options, tasks_of
 from tidelog.cli.terminal import ask_first, open_home, past_of, past_options, yes_option
 from tidelog.errors import InvalidError
@@ -74,9 +74,9 @@ def lag(home_text: str | None, output: Output, topic: str | None) -> None:
 )
 @click.option(
     "--keep-bytes",
-    type=click.IntRange(min=0),
-    metavar="B",
-    help="Keep the newest runs of the topic that fit into this many bytes of the store.",
+    type=Size(),
+    metavar="SIZE",
+    help="Keep the newest runs of the topic that fit into this size in the store: bytes, or 10GB.",
 )
 @past_options
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
@@ -102,7 +102,7 @@ def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> 
       tidelog trim orders --before -30d --dry-run
       tidelog trim orders --before -30d --past-reader billing
       tidelog trim orders --offset 0:1200 --offset 1:980
-      tidelog trim orders --keep-bytes 10000000000
+      tidelog trim orders --keep-bytes 10GB
     """
     past = past_of(given.pop("past_readers"), given.pop("past_names"))
     dry_run, yes = given.pop("dry_run"), given.pop("yes")

@@ -11,7 +11,7 @@ import click
 
 from tidelog.api.pipelines import PumpHandle
 from tidelog.api.spark_workers import pack_environment
-from tidelog.cli.output import CommandGroup, Output, json_option, write_out
+from tidelog.cli.output import CommandGroup, Output, Size, json_option, write_out
 from tidelog.cli.pipeline_options import (
     DriverWatch,
     run_options,
@@ -62,7 +62,7 @@ def list_all(home_text: str | None, output: Output, /, prometheus: bool) -> None
             return
         rows = [_described(each) for each in home.pumps.list(restores=True)]
     names = ("name", "source", "sink", "events", "left_out", "last_commit", "state")
-    output.records(names, rows)
+    output.records(names, rows, "There are no pumps, streams or restores yet.")
 
 
 @pipeline.command()
@@ -225,10 +225,10 @@ def _time(committed_ms: int | None) -> str | None:
 )
 @click.option(
     "--max-bytes",
-    type=int,
+    type=Size(),
     default=defaults.PUMP_BATCH_BYTES,
-    show_default=True,
-    metavar="B",
+    show_default="64MB",
+    metavar="SIZE",
     help="Write to the topic when this many bytes wait.",
 )
 @click.option(

@@ -41,7 +41,9 @@ from tidelog.playback.session import KnownPlayback
 __all__ = ["playback"]
 
 _TIME = re.compile(r"\d{4}-\d\d|-\d+[a-z]+$|now$|latest$")  # in place of a sink
+_RATE_MIN = 1_000  # events: the rate of fewer says nothing
 _CLOCK = slice(11, 23)  # the time of day in ISO 8601, with milliseconds
+_NONE = "There are no named playbacks yet: `tidelog playback TOPIC --to SINK --resume NAME`."
 _COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")  # of a list
 
 
@@ -253,7 +255,7 @@ def _time(value: str | int | None) -> str | None:
 def _names(home: Home, output: Output, forgotten: str | None) -> None:
     """Forget a playback; else list all."""
     if forgotten is None:
-        output.records(_COLUMNS, [_described(each) for each in home.playbacks.list()])
+        output.records(_COLUMNS, [_described(each) for each in home.playbacks.list()], _NONE)
     else:
         home.playbacks.forget(forgotten)
         output.record({"forgotten": forgotten})
@@ -382,10 +384,10 @@ class _Messages:
     def summary(self, played: PlaybackResult, seconds: float) -> None:
         """All of it."""
         per_s = round(played.events / seconds) if seconds > 0 else 0
+        rate = f" ({per_s:,} events/s)" if played.events >= _RATE_MIN else ""
         self._line(
             ("Success: " if played.finished else "Stopped: ")
-            + f"{counted(played.events, 'event')} in {counted(played.slots, 'slot')}, "
-            f"{seconds:.1f} s, {per_s:,} events/s"
+            + f"played {counted(played.events, 'event')} in {seconds:.1f} s{rate}"
             + (f", {played.left_out:,} left out as erased" if played.left_out else ""),
             {
                 "events": played.events,
@@ -418,10 +420,10 @@ def _how_to_go_on(
         command = ["tidelog", *([] if home_text is None else ["--home", home_text])]
         command += ["playback", topic, "--to", options.sink, "--resume", options.name]
         command += [] if options.speed == "max" else ["--speed", options.speed]
-        return f"stopped; resume it with: {shlex.join(command)}"
+        return f"Resume it with: {shlex.join(command)}"
     if played.last is None:
-        return "stopped before the first event"
+        return "It stopped before the first event."
     return (
-        f"stopped after {to_iso(played.last.time_ms)}, partition {played.last.partition}, "
-        f"offset {played.last.offset}; with --resume NAME it could resume there"
+        f"It stopped after {to_iso(played.last.time_ms)}, partition {played.last.partition}, "
+        f"offset {played.last.offset}. With --resume NAME it could resume there."
     )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from tidelog.api.load_test import LoadPlan, LoadReport, load_test
-from tidelog.cli.output import CommandGroup, Output, echo_aside, json_option
+from tidelog.cli.output import CommandGroup, Output, Size, echo_aside, json_option
 from tidelog.cli.terminal import open_home
 from tidelog.errors import FailedError, InvalidError, NotFoundError
 from tidelog.home import Home
@@ -82,10 +82,10 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
 @click.option(
     "--body-max",
     "body_bytes_max",
-    type=int,
+    type=Size(),
     default=defaults.BODY_BYTES,
-    show_default=True,
-    metavar="BYTES",
+    show_default="8MiB",
+    metavar="SIZE",
     help="The largest request body. One event may have event_bytes_max of it.",
 )
 @click.option(

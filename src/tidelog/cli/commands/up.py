@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidelog.cli.commands.demo import DEMO_TOPICS, prepare, program
-from tidelog.cli.output import FULL, Output, counted, echo_aside, json_option, visible
+from tidelog.cli.output import FULL, Output, Size, counted, echo_aside, json_option, visible
 from tidelog.cli.pipeline_options import spark_conf, spark_of, spark_options
 from tidelog.cli.terminal import Interruption, open_home
 from tidelog.coordination.jobs import SupervisedPart
@@ -71,7 +71,7 @@ _ERROR_MAX = 100  # characters of an error in the table; the whole line is above
 @click.option("--forward", multiple=True, metavar="NAME=URL", help="See `tidelog serve --help`.")
 @click.option("--keep-header", multiple=True, metavar="NAME", help="See `tidelog serve --help`.")
 @click.option("--keep-request", is_flag=True, help="See `tidelog serve --help`.")
-@click.option("--body-max", type=int, metavar="BYTES", help="See `tidelog serve --help`.")
+@click.option("--body-max", type=Size(), metavar="SIZE", help="See `tidelog serve --help`.")
 @click.option("--socket", metavar="FILE", help="See `tidelog serve --help`.")
 @click.option("--topic-default", metavar="T", help="See `tidelog serve --help`.")
 @click.option("--audit-reads", is_flag=True, help="See `tidelog serve --help`.")

@@ -72,6 +72,7 @@ from tidelog.log.consumer.leases import (
     lease_of,
     read_lease_row,
 )
+from tidelog.log.consumer.seek import consumer_not_found
 from tidelog.log.status import consumer_names
 from tidelog.model import layout, limits
 from tidelog.model.address import nearest
@@ -181,7 +182,7 @@ class _Deletion:
         found = None if row is None else decode_registered(row)
         if row is None or found is None or found.state == "deleted":
             like = nearest(self._name, consumer_names(self._context, self._topic))
-            raise NotFoundError(f"{self._what}: not found{like}: see `tidelog lag`")
+            raise consumer_not_found(self._topic, self._name, like)
         return found, row
 
     def _which(self) -> str:

@@ -27,7 +27,14 @@ from tidelog.model.event import check_utf8
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic, encode_row
 
-__all__ = ["CursorMove", "check_consumer", "move_cursor", "plan_move", "seek_cursor"]
+__all__ = [
+    "CursorMove",
+    "check_consumer",
+    "consumer_not_found",
+    "move_cursor",
+    "plan_move",
+    "seek_cursor",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +146,13 @@ def check_consumer(context: Context, topic: Topic, name: str) -> None:
     where = layout.consumers_partition(topic.incarnation)
     found = context.catalog.get(where, layout.consumer_row(name))
     if not name or found is None or decode_registered(found).state != "ready":
-        raise NotFoundError(
-            f"consumer `{name[:80]}` of `{topic.name}`: not found: see `tidelog consumer list "
-            f"{topic.name}`, or create it: `tidelog consume {topic.name} --name NAME --from latest`"
-        )
+        raise consumer_not_found(topic, name)
+
+
+def consumer_not_found(topic: Topic, name: str, like: str = "") -> NotFoundError:
+    """Returns the error for a consumer that the topic has not had; ``like`` names another one."""
+    shown = name[:80]
+    return NotFoundError(
+        f"consumer `{shown}` of `{topic.name}`: not found{like}: see `tidelog consumer list "
+        f"{topic.name}`, or create it with `tidelog consume {topic.name} --name {shown or 'NAME'}`"
+    )

@@ -23,6 +23,7 @@ from markupsafe import Markup, escape
 from tidelog.concurrency import describe_process
 from tidelog.model.decoding import is_deep_json
 from tidelog.model.event import to_iso
+from tidelog.model.sizes import limit_text
 from tidelog.model.times import rough_text
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "counted",
     "duration",
     "json_markup",
+    "limit",
     "line_chart",
     "message",
     "number",
@@ -220,6 +222,11 @@ def size(value: int | None) -> str:
             break
         amount /= 1024
     return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
+def limit(value: int) -> str:
+    """Returns a limit that a person has set, such as 200 MB, as it was given."""
+    return limit_text(value)
 
 
 def duration(milliseconds: float | None) -> str:

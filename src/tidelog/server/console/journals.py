@@ -276,7 +276,7 @@ def _asked(visit: Visit) -> ErasureForm:
     ids = tuple(dict.fromkeys(ids_of_lines(lines, "ids")))
     asked = ErasureForm(ids, text_of_line(visit.exact("key"), "key:"), visit.text("why"))
     if bool(asked.ids) == bool(asked.key):
-        raise InvalidError("erase: give ids, or a key: one of both")
+        raise InvalidError("erase: has both ids and a key, or neither: give ids or a key")
     if len(ids) > _IDS_MAX:
         raise InvalidError(
             f"erase: {len(ids)} ids at once: give {_IDS_MAX} at most here, or use "

@@ -99,7 +99,17 @@ class Templates:
             lstrip_blocks=True,
             auto_reload=False,
         )
-        for name in ("duration", "number", "one_line", "rate", "short", "size", "visible", "when"):
+        for name in (
+            "duration",
+            "limit",
+            "number",
+            "one_line",
+            "rate",
+            "short",
+            "size",
+            "visible",
+            "when",
+        ):
             self._templates.filters[name] = getattr(showing, name)
         for name in ("counted", "json_markup", "message", "process"):
             self._templates.filters[name] = getattr(showing, name)
