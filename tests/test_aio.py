@@ -129,6 +129,57 @@ def test_events_of_a_cancelled_poll_come_with_the_next_one(home: Home) -> None:
     assert sum(lag.events for lag in home.lag("orders")) == 0
 
 
+def test_close_does_not_wait_for_a_cancelled_poll(home: Home) -> None:
+    async def work() -> None:
+        async with aio.consumer(home, "orders", name="billing") as consumer:
+            await consumer.poll(timeout_s=0.01)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(consumer.poll(timeout_s=3_600), 0.05)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_close_ends_the_poll_of_another_task(home: Home) -> None:
+    async def work() -> None:
+        consumer = aio.consumer(home, "orders", name="billing")
+        polling = asyncio.ensure_future(consumer.poll(timeout_s=3_600))
+        await asyncio.sleep(0.05)
+        await consumer.close()
+        assert await polling == []
+        with pytest.raises(InvalidError, match="is closed: open another"):
+            await consumer.poll()
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_closed_ones_are_closed_again_and_refuse_calls(home: Home) -> None:
+    async def work() -> None:
+        async with (
+            aio.producer(home, "orders") as producer,
+            aio.consumer(home, "orders", name="billing") as consumer,
+        ):
+            await producer.close()
+            await consumer.close()
+            for call in (producer.send(b"late"), consumer.poll(), consumer.commit()):
+                with pytest.raises(InvalidError, match="is closed: open another"):
+                    await call
+
+    asyncio.run(work())
+
+
+def test_commit_beside_the_poll_of_another_task_says_so(home: Home) -> None:
+    async def work() -> None:
+        async with aio.consumer(home, "orders", name="billing") as consumer:
+            polling = asyncio.ensure_future(consumer.poll(timeout_s=0.5))
+            await asyncio.sleep(0.05)
+            with pytest.raises(InvalidError, match="another task polls"):
+                await consumer.commit()
+            await polling
+            await consumer.commit()
+
+    asyncio.run(work())
+
+
 def test_two_tasks_that_poll_get_different_events(home: Home) -> None:
     home.append("orders", [Event(b"%d" % n) for n in range(40)], partition=0)
 

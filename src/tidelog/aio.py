@@ -81,7 +81,7 @@ async def playback(
     >>> asyncio.run(play())
     ['order-1', 'order-2', 'order-3']
     """
-    async with _Calls() as calls:
+    async with _Calls("playback") as calls:
         events = await calls.make(home.playback, topic, start, end)
         while batch := await calls.make(list, itertools.islice(events, _BATCH)):
             for event in batch:
@@ -102,7 +102,7 @@ async def tail(home: Home, topic: str, *, wait_s: float = 1.0) -> AsyncIterator[
     >>> asyncio.run(first())
     b'one more'
     """
-    async with _Calls() as calls:
+    async with _Calls("tail") as calls:
         tail = await calls.make(Tail, home, topic)
         while True:
             for event in await calls.make(tail.look):
@@ -114,7 +114,9 @@ async def tail(home: Home, topic: str, *, wait_s: float = 1.0) -> AsyncIterator[
 class _Calls:
     """Blocking calls in one thread, in the order in which they are made."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
+        self.is_ended = False
+        self._what = what  # for messages
         self._pool = Pool(1, "tidelog-aio")
 
     async def __aenter__(self) -> Self:
@@ -129,10 +131,13 @@ class _Calls:
 
     def start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Returns the future of a call that begins after all earlier ones."""
+        if self.is_ended:
+            raise InvalidError(f"{self._what}: is closed: open another")
         return self._pool.submit(call, *args, **kwargs)
 
     def end(self) -> None:
         """Lets the thread end after its last call, without waiting for it."""
+        self.is_ended = True
         self._pool.shutdown(wait=False)
 
 
@@ -141,7 +146,7 @@ class AsyncProducer:
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
-        self._calls = _Calls()
+        self._calls = _Calls("producer")
 
     async def __aenter__(self) -> Self:
         return self
@@ -186,6 +191,8 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """Flushes and closes the producer."""
+        if self._calls.is_ended:
+            return
         try:
             await self._calls.make(self._producer.close)
         finally:
@@ -197,7 +204,7 @@ class AsyncConsumer:
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        self._calls = _Calls()
+        self._calls = _Calls(f"consumer `{consumer.name}`")
         self._polling: Future[list[Event]] | None = None  # of a poll that was cancelled
         self._turn = asyncio.Lock()  # of polls: two tasks must not get the same events
 
@@ -236,14 +243,23 @@ class AsyncConsumer:
     async def commit(self) -> None:
         """Stores the position after the events that were returned, for all partitions.
 
-        Raises ``InvalidError`` after a cancelled poll, whose events the caller has not seen.
+        Raises ``InvalidError`` after a cancelled poll, and during the poll of another task: nobody
+        has seen their events.
         """
+        if self._turn.locked():
+            raise InvalidError("consumer: another task polls: commit when its poll has returned")
         if self._polling is not None:
             raise InvalidError("consumer: a poll was cancelled: poll again before you commit")
         await self._calls.make(self._consumer.commit)
 
     async def close(self) -> None:
-        """Closes the member; its partitions go to others. Events without a commit come again."""
+        """Closes the member; its partitions go to others. Events without a commit come again.
+
+        A poll that waits returns at once, whether it was cancelled or is another task's.
+        """
+        if self._calls.is_ended:
+            return
+        self._consumer.end_poll()
         try:
             await self._calls.make(self._consumer.close)
         finally:

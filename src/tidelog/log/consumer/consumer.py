@@ -25,6 +25,7 @@ from typing import Unpack
 
 import pyarrow as pa
 
+from tidelog.clock import looks
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.concurrency import Flag, ProcessGuard, RefusingLock
 from tidelog.context import Context
@@ -312,9 +313,8 @@ class Consumer:
             return {"events_read": 0, "done": False, "busy": True}
         reader = self._reader_of(partition)
         sent = SentWrites()  # the handler's own errors pass unchanged
-        unknown_if_sent = functools.partial(
-            sent.unknown_if_any, f"read of `{self._topic.name}/{partition}`", "read again"
-        )
+        what = f"read of `{self._topic.name}/{partition}`"
+        unknown_if_sent = functools.partial(sent.unknown_if_any, what, "read again")
         try:
             while read < most:
                 with unknown_if_sent():
@@ -341,14 +341,21 @@ class Consumer:
         head, _ = read_head(self.context, self._topic, partition)
         return {"events_read": read, "done": cursor >= head.next, "busy": False}
 
+    def end_poll(self) -> None:
+        """Ends a poll that waits in another thread, before its timeout. Close the member then.
+
+        >>> consumer.end_poll()
+        """
+        self._guard.check()
+        self._stop.set()
+        self._wake.set()
+
     def close(self) -> None:
         """Releases all leases at their cursors, so that others can continue at once.
 
         >>> home.consumer("orders", "billing").close()
         """
-        self._guard.check()
-        self._stop.set()
-        self._wake.set()
+        self.end_poll()
         if self._keeper is not None:
             self._keeper.join()
             self._keeper = None
@@ -386,22 +393,19 @@ class Consumer:
             if found:
                 return found
             now_s = clock.monotonic_s()
-            if now_s >= end_s or self._stop.is_set():
+            if now_s >= end_s or self._wait(min(end_s - now_s, self._quiet_s(now_s))):
                 return []
-            self._wait(min(end_s - now_s, self._quiet_s(now_s)))
 
-    def _wait(self, seconds: float) -> None:
-        """Waits until a poll is due, or this process commits something."""
+    def _wait(self, seconds: float) -> bool:
+        """Waits until a poll is due, or this process commits something; returns whether to end."""
         self._wake.wait(max(_WAIT_MIN_S, seconds))
         self._wake.clear()
+        return self._stop.is_set()
 
     def _quiet_s(self, now_s: float) -> float:
         """Returns how long until a partition is read again, or a lease may become ours."""
-        waits = [LAST_S]
-        for partition in self.partitions():
-            reader = self._readers.get(partition)
-            waits.append(0.0 if reader is None else reader.pace.wait_s(now_s))
-        return min(waits)
+        readers = [self._readers.get(partition) for partition in self.partitions()]
+        return min([LAST_S, *(0.0 if r is None else r.pace.wait_s(now_s) for r in readers)])
 
     def _collect(self, max_events: int) -> list[OffsetEvents]:
         """Returns what the partitions of this member have; each takes its turn to be first."""
@@ -529,16 +533,11 @@ class Consumer:
 
     def _take_once(self, partition: int, wait_s: float) -> bool:
         """Takes a partition for a one-shot read; watches its owner for up to ``wait_s``."""
-        clock = self.context.clock
-        end_s = clock.monotonic_s() + wait_s
-        while True:
-            is_last = clock.monotonic_s() >= end_s  # before the look, so that a stall costs no look
+        for _ in looks(self.context.clock, wait_s, _LOOK_S):
             with self._lock:
                 if self._leases.take_once(partition):
                     return True
-            if is_last:
-                return False
-            clock.sleep(min(_LOOK_S, max(0.0, end_s - clock.monotonic_s())))
+        return False
 
     def _release_excess(self) -> None:
         """Releases what exceeds our share, where nothing waits for a commit."""
