@@ -32,6 +32,7 @@ from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.store.local import LocalStore
 from tidelog.testing.scheduler import Crash
 
 USERS = ["ann", "bob/ü x", "eve"]
@@ -406,3 +407,23 @@ def test_emptied_dead_letters_are_no_trace_of_an_id_that_names_their_archive(
     home.delete("t", [word])
     purge_once(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, word) == []
+
+
+def test_replay_that_died_is_finished_by_another_replay(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    home.append("t", [Event(b"no JSON", id="one")])
+    drive(home, archive)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "copy", dies)
+        with pytest.raises(Crash):
+            replay(home.context, archive, ReplayOptions(parser="timestamp"), LocalWorkers())
+    home.delete("t", ["one"])
+    purge_once(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
+    (trace,) = (each for each in prove(home, "one") if "is under way" in each.what)
+    assert "such as `tidelog archive dead daily --replay`" in trace.do
+    replay(home.context, archive, ReplayOptions(), LocalWorkers())
+    purge_once(home.context, home.topic("t"), grace_ms=0)
+    assert prove(home, "one") == []

@@ -7,7 +7,6 @@ from tidelog.erasure.metadata_objects import DELTA, ICEBERG
 from tidelog.model import layout
 
 __all__ = [
-    "AGAIN",
     "ARCHIVE",
     "ASIDE",
     "CHANGED",
@@ -36,6 +35,7 @@ __all__ = [
     "UNSEEN",
     "UPLOAD",
     "VALUE",
+    "again",
     "in_delta_table",
     "remedy_of",
     "why_loose",
@@ -60,8 +60,8 @@ TABLE = (
     "run `tidelog archive register {archive}`; if you have dropped the table, forget it: "
     "`tidelog archive register {archive} --forget`"
 )
-AGAIN = (
-    "let a driver finish it, such as `tidelog archive run {archive}`, and prove again; if that "
+_AGAIN = (
+    "let a driver finish it, such as `{finish}`, and prove again; if that "
     "fails, `tidelog archive status {archive}` shows why; `tidelog archive delete {archive}` ends "
     "the archive, and `tidelog archive drop {archive} N` a generation N that is being built"
 )
@@ -120,6 +120,15 @@ NAMED_ARCHIVE = (
     "--delete-files`; only rows of the catalog keep the name then"
 )
 NAMED_PIPELINE = "run `tidelog pipeline delete {pipeline}`; only rows keep the name then"
+
+
+def again(archive: str, place: str) -> str:
+    """Returns what to do about a range under way of an archive, by the place of its row."""
+    pipeline = place.split("/")[1]
+    finish = "archive run {archive}"
+    if generation_pipeline(pipeline) != pipeline:  # no other driver finishes a replay
+        finish = "archive dead {archive} --replay"
+    return _AGAIN.replace("{finish}", f"tidelog {finish}").replace("{archive}", archive)
 
 
 def why_loose(key: str) -> str:

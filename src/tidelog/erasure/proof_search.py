@@ -193,7 +193,7 @@ class _ProofSearch(ObjectSearch):
     def range_under_way(self, archive: str, place: str) -> None:
         """Reports a range that may have been read before the delete."""
         what = f"a range of archive `{archive}` is under way there"
-        self.add(place, what, remedies.AGAIN.replace("{archive}", archive))
+        self.add(place, what, remedies.again(archive, place))
 
     # The topic.
 

@@ -370,6 +370,28 @@ def test_run_skips_or_buries_what_it_cannot_take(home: Home) -> None:
     }
 
 
+def test_dead_letters_of_a_batch_do_not_quote_one_another(home: Home) -> None:
+    fill(home, 3, partition=0)
+    home.create_topic("dead", 1)
+
+    def handle(events: list[Event]) -> None:
+        raise RuntimeError(f"cannot take {events[0].key!r} {events[0].value!r}")
+
+    with home.consumer("t", "c") as consumer:
+        consumer.run(
+            handle,
+            until_caught_up=True,
+            batch=True,
+            retries=0,
+            on_error="dead-letter",
+            dead_letter="dead",
+        )
+    letters = list(home.read("dead"))
+    assert [each.value for each in letters] == [b"0", b"1", b"2"]
+    said = {dict(each.headers)["tidelog-error"] for each in letters}
+    assert said == {b"RuntimeError: in a batch of 3 events"}
+
+
 def test_a_dead_letter_that_cannot_be_stored_stops_the_cursor(home: Home) -> None:
     fill(home, 3, partition=0)
     _, handle = failing(b"1")

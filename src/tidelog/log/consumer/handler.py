@@ -112,7 +112,7 @@ class HandlerOptions:
     on_error: Literal["stop", "skip", "dead-letter"] = "stop"
     retries: int = 3  # after the first failure, with growing waits
     retry_base_ms: int = 100
-    batch: bool = False  # whether the handler takes lists
+    batch: bool = False  # whether the handler takes lists; dead letters lack messages of errors
     max_events: int = 500  # per poll, and so per list
     workers: int = 1  # partitions handled in parallel
     until_caught_up: bool = False  # end when everything in the topic was handled
@@ -190,19 +190,25 @@ def dead_letter_to(
         if append is None:
             raise InvalidError("dead letters: this consumer cannot append: open it from a home")
         record()
-        return append(topic, [dead_letter_of(event, error, consumer) for event in events])
+        return append(
+            topic, [dead_letter_of(each, error, consumer, len(events)) for each in events]
+        )
 
     return bury
 
 
-def dead_letter_of(event: Event, error: BaseException, consumer: str) -> Event:
+def dead_letter_of(event: Event, error: BaseException, consumer: str, among: int = 1) -> Event:
     """Returns the event with headers that record its position, the consumer, and the error.
+
+    The message of an error may quote an event. The one of a batch may quote another event, and
+    would stay here when that one is erased. So of a batch only the kind of error is recorded.
 
     The headers fit into the room that is reserved for Tidelog's own additions, so an event at every
     limit can become a dead letter too. A dead letter of a dead letter keeps earlier headers while
     there is room.
     """
-    reason = f"{type(error).__name__}: {error}"
+    said = f"{error}" if among == 1 else f"in a batch of {among:,} events"
+    reason = f"{type(error).__name__}: {said}"
     values = (str(event.position).encode(), consumer.encode(), _cut(reason))
     headers: Headers = event.headers
     if len(headers) + len(_HEADERS) > limits.HEADERS_MAX + limits.OWN_HEADERS_MAX:
