@@ -350,11 +350,26 @@ def test_what_is_staged_in_another_store_is_found_and_swept(
         assert home.prove_erased(topic.name, ids=["gone"]).traces == []
 
 
-def test_person_deletes_what_was_staged_before_the_catalog_was_restored(home: Home) -> None:
+@pytest.mark.parametrize("lost", ["epoch", "generation", "replay", "archive", "pipeline"])
+def test_person_deletes_what_was_staged_before_the_catalog_was_restored(
+    home: Home, lost: str
+) -> None:
     append(home, "gone", "stays")
     archive = an_archive(home)
     drive(home, archive)
     (staged,) = staged_copy(home, archive)  # under an epoch that its head has not reached
+    own = archive.pipeline()
+    other = {
+        "generation": archive.any_pipeline(archive.newest + 1),
+        "replay": replay_pipeline(archive.any_pipeline(archive.newest + 1)),
+        "archive": own.replace(archive.incarnation, "0" * 32),
+        "pipeline": "1" * 32,
+    }.get(lost, own)
+    moved = staged.replace(own, other)
+    if moved != staged:
+        home.store.copy(staged, moved)
+        home.store.delete([staged])
+    staged = moved
     home.delete("t", ["gone"])
     purge_once(home.context, home.topic("t"), 0)
     assert object_exists(home.store, staged)

@@ -55,7 +55,6 @@ __all__ = [
     "encode_archive",
     "generation_pipeline",
     "is_detached",
-    "is_of_lost_epoch",
     "is_outside",
     "list_archives",
     "list_partitions",
@@ -69,6 +68,7 @@ __all__ = [
     "read_progress",
     "replay_effect",
     "replay_pipeline",
+    "was_staged_before_restore",
 ]
 
 _OWN_STORE = "home:"  # in the row of an archive whose folder is in the home's own store
@@ -187,11 +187,14 @@ def read_progress(context: Context, pipeline: str, partition: str) -> Progress |
     return head if head is not None and head.position else None
 
 
-def is_of_lost_epoch(context: Context, staged: str) -> bool:
-    """Returns whether a file was staged under a higher epoch than its head's.
+def was_staged_before_restore(context: Context, staged: str) -> bool:
+    """Returns whether only a catalog from before a restore knew what a file was staged for.
 
-    The catalog was restored since then. Sweeps keep the file until the head has reached the epoch.
+    That is a higher epoch than its head's, or a pipeline or generation that no row knows. Sweeps
+    keep the file, unless the catalog gets as far again.
     """
+    if staged.startswith(layout.playback_stagings()):  # they have no rows
+        return False
     try:
         pipeline, folder = layout.staging_pipeline(staged), layout.folder_of_staged(staged)
         epoch = layout.staged_epoch(staged)
@@ -201,7 +204,18 @@ def is_of_lost_epoch(context: Context, staged: str) -> bool:
         if layout.manifest_folder(partition) == folder:
             head = read_progress(context, pipeline, partition)
             return epoch > (0 if head is None else head.epoch)
-    return False
+    return not _is_swept(context, generation_pipeline(pipeline))
+
+
+def _is_swept(context: Context, pipeline: str) -> bool:
+    """Returns whether sweeps look at what a pipeline without rows has staged."""
+    if any(each.incarnation == pipeline for each in list_pipelines(context)):
+        return True
+    incarnation, _, generation = pipeline.rpartition(".")
+    for archive in list_archives(context):
+        if archive.incarnation == incarnation:
+            return int(generation) <= archive.newest
+    return context.catalog.get(layout.REGISTRY, layout.removed_row(incarnation)) is not None
 
 
 def read_intent(context: Context, pipeline: str, partition: str) -> Intent | None:

@@ -42,7 +42,7 @@ from tidelog.coordination.audit import (
     put_record,
     read_audit,
 )
-from tidelog.coordination.pipeline_rows import is_of_lost_epoch
+from tidelog.coordination.pipeline_rows import was_staged_before_restore
 from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.delete import DeleteResult
 from tidelog.erasure.matcher import (
@@ -468,7 +468,7 @@ class ObjectSearch:
         return True
 
     def _remedy(self, key: str) -> str:
-        is_lost = key.startswith("staging/") and is_of_lost_epoch(self._context, key)
+        is_lost = key.startswith("staging/") and was_staged_before_restore(self._context, key)
         return remedies.STAGED_BEFORE if is_lost else remedies.remedy_of(key)
 
     def _found_in(self, key: str, data: bytes) -> int | None:

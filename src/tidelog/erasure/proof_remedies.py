@@ -102,8 +102,8 @@ STAGED = (
 )
 STAGED_REPLAY = STAGED.replace("its archive or pump", "`tidelog archive dead NAME --replay`")
 STAGED_BEFORE = (
-    "it was staged before the catalog was restored, and no sweep deletes it now: look at it, then "
-    "delete it"
+    "no row knows what it was staged for, as after a restore of the catalog, and no sweep deletes "
+    "it now: look at it, then delete it"
 )
 NOT_SWEPT = "no sweep removes it: look at it, then delete it"
 ASIDE = (
