@@ -427,7 +427,8 @@ class RestoredWorld(ArchivesWorld):
             keys = [key for prefix in below for key in self.bare_objects.keys_below(prefix)]
             files = [key for key in keys if _is_data(key)]
             held = {each.id for key in files for each in self.folders.contents(key)}
-            held |= {each.id for key in self.moved for each in decoded(key, self.moved[key])}
+            moved = filter(_is_data, self.moved)  # not what was only staged
+            held |= {each.id for key in moved for each in decoded(key, self.moved[key])}
             gone = ids - held - self.accountant.asked
             assert not gone, f"archive `{archive}` had {sorted(gone)} before a restore"
 
