@@ -19,6 +19,7 @@ import yaml
 
 import tidelog
 from tidelog.cli.main import cli
+from tidelog.cli.output import TimeLastCommand
 from tidelog.model.schema import OBJECTS, ROWS
 
 ROOT = Path(__file__).parent.parent
@@ -237,6 +238,8 @@ def parse_command(words: list[str]) -> None:
             raise click.UsageError(f"there is no {words[0]}")
         command = command.commands[words.pop(0)]
         context = click.Context(command, info_name=command.name, parent=context)
+    if isinstance(command, TimeLastCommand):
+        words = command.with_time_last(words)
     known, rest, _ = command.make_parser(context).parse_args(words)
     missing = [
         each.name

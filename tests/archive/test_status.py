@@ -95,7 +95,7 @@ def test_an_archive_that_was_never_run(home: Home) -> None:
     home.append("t", recent(5), partition=1)
     status = read_status(home.context, archive)
     assert (status.lag, of(status, "t/1").lag) == (5, 5)
-    assert "events wait in 1 source partitions, and no driver is running" in said(status)
+    assert "events wait in 1 source partition, and no driver is running" in said(status)
     assert troubles(status, Limits(driver=False)) == []
 
 

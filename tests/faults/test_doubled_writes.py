@@ -43,10 +43,10 @@ ALLOWED = {
     ): "a heartbeat, in a write that expects the fence of its members",
     ("playback/session.py", "start_playback"): "a name for lists; the pin says whether it is there",
     (
-        "coordination/registry.py",
+        "coordination/tokens.py",
         "create_token",
     ): "the guard is never deleted; no reader compares it",
-    ("coordination/registry.py", "note_uses"): "a time that is shown, to the minute or older",
+    ("coordination/tokens.py", "note_uses"): "a time that is shown, to the minute or older",
     ("log/topics.py", "_remove_consumers"): "closes an incarnation's list, which never reopens",
 }
 

@@ -100,7 +100,7 @@ def test_ranges_that_are_cut_are_archived_once() -> None:
 
 
 def test_tasks_of_erasures_that_meet_erase_everything() -> None:
-    world = TasksWorld(1)
+    world = TasksWorld(2)
     world.run()
     assert min(world.done.searched, world.done.staged, world.done.replaced, world.done.proven)
 

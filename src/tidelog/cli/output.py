@@ -322,10 +322,15 @@ class TimeLastCommand(click.Command):
     """A command whose last argument may be a relative time: ``-15m`` is none of its options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self.with_time_last(args))
+
+    @staticmethod
+    def with_time_last(args: list[str]) -> list[str]:
+        """Returns the arguments with a relative time where no option can be."""
         times = [each for each in args if _AGO.fullmatch(each)]
-        if times and "--" not in args:
-            args = [*(each for each in args if each not in times), "--", *times]
-        return super().parse_args(ctx, args)
+        if not times or "--" in args:
+            return args
+        return [*(each for each in args if each not in times), "--", *times]
 
 
 def utf8(text: str) -> str:
