@@ -442,7 +442,7 @@ def test_an_interrupt_in_a_scan_is_raised_as_it_is(
 def test_message_that_duckdb_cuts_inside_a_character_is_an_error_of_ours() -> None:
     with tidelog.open("memory:") as home:
         home.create_topic("t")
-        for signs in range(2):  # the message has so many bytes of the value
+        for signs in range(2):  # moves where the message cuts the value
             text = '{"a": "' + "x" * signs + "é" * 200 + '"} ' + " " * 70_000 + "v"
             home.append("t", [Event(text.encode(), id=f"{signs}")])
         for signs in range(2):

@@ -244,7 +244,7 @@ def test_a_slow_handler_sends_heartbeats(home: Home) -> None:
     with home.consumer("t", "c") as slow:
         assert len(slow.poll()) == 1
         beats = slow._leases._beats
-        until(lambda: slow._leases._beats > beats + 5)  # while nobody polls
+        until(lambda: slow._leases._beats > beats + 5)  # without a poll
         slow.commit()
 
 
