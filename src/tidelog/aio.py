@@ -243,8 +243,8 @@ class AsyncConsumer:
     async def commit(self) -> None:
         """Stores the position after the events that were returned, for all partitions.
 
-        Raises ``InvalidError`` after a cancelled poll, and during the poll of another task: no caller
-        has seen their events.
+        Raises ``InvalidError`` after a cancelled poll, and during the poll of another task: no
+        caller has seen their events.
         """
         if self._turn.locked():
             raise InvalidError("consumer: another task polls: commit when its poll has returned")
