@@ -23,6 +23,8 @@ from tidelog.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("[A-Z]*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+PROTOCOLS = sorted(ROOT.glob("docs/protocols/*.md"))
 ANYTHING = "…"  # in a line: any text; as a line of its own: any lines
 
 
@@ -252,6 +254,36 @@ def test_links_between_documents_lead_somewhere() -> None:
                 assert (document.parent / target).exists(), f"{document.name} -> {target}"
 
 
+def anchor(heading: str) -> str:
+    """What a link to a heading ends with, on the site and where the repository is shown."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_architecture_links_to_every_protocol() -> None:
+    """By its heading, so that no page and no protocol is found by chance alone."""
+    linked = re.findall(r"\]\(docs/protocols/([a-z-]+\.md)#([^)]+)\)", ARCHITECTURE.read_text())
+    headings = {
+        (page.name, anchor(heading))
+        for page in PROTOCOLS
+        for heading in re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE)
+    }
+    assert len(headings) > 40
+    assert set(linked) <= headings
+    with_steps = {
+        (page.name, anchor(part.partition("\n")[0]))
+        for page in PROTOCOLS
+        for part in re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]
+        if "| who repairs |" in part
+    }
+    assert with_steps <= set(linked)
+
+
+def test_pages_are_short_enough_to_be_read() -> None:
+    assert len(ARCHITECTURE.read_text().splitlines()) <= 700
+    for page in PROTOCOLS:
+        assert len(page.read_text().splitlines()) <= 400, page.name
+
+
 def test_names_of_files_in_documents_exist() -> None:
     """A path in backticks that ends as a module does is a file of ours, below src or the root."""
     places = (ROOT, ROOT / "src" / "tidelog")
@@ -262,13 +294,15 @@ def test_names_of_files_in_documents_exist() -> None:
             assert found, f"{document.name} names {path}"
 
 
-def test_members_of_classes_in_the_architecture_exist() -> None:
+def test_members_of_classes_in_the_architecture_and_the_protocols_exist() -> None:
     """`Class.member` in backticks is a class of ours, whose module has the member."""
     modules = {"Dataset": "scanner"}  # of pyarrow
     for path in (ROOT / "src" / "tidelog").rglob("*.py"):
         text = path.read_text()
         modules.update(dict.fromkeys(re.findall(r"^class (\w+)", text, re.MULTILINE), text))
-    named = re.findall(r"`([A-Z]\w+)\.(\w+)`", (ROOT / "ARCHITECTURE.md").read_text())
+    text = "".join(page.read_text() for page in [ARCHITECTURE, *PROTOCOLS])
+    named = re.findall(r"`([A-Z]\w+)\.(\w+)`", text)
+    assert len(named) > 10
     for name, member in named:
         has = re.search(rf"\b{member}\b", modules.get(name, ""))
         assert hasattr(Home, member) if name == "Home" else has, f"names {name}.{member}"
