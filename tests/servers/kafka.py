@@ -11,6 +11,7 @@ from typing import Any
 
 from confluent_kafka import (
     IsolationLevel,
+    KafkaError,
     KafkaException,
     Producer,
     TopicCollection,
@@ -92,7 +93,10 @@ class Kafka:
         return Producer({**self._properties(), "enable.idempotence": True, **named})
 
     def settle(self, topic: str, partitions: int) -> None:
-        """Until all transactions are over: who commits does not wait for the brokers' markers."""
+        """Waits until all transactions are over: a commit does not wait for the brokers' markers.
+
+        For a moment after a topic is created, its partitions have no leader that answers.
+        """
         admin = self.admin()
         places = [TopicPartition(topic, number) for number in range(partitions)]
 
@@ -101,8 +105,15 @@ class Kafka:
             answers = admin.list_offsets(asked, isolation_level=level)
             return [answer.result().offset for answer in answers.values()]
 
-        committed, all_of_it = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
-        until(lambda: ends(committed) == ends(all_of_it), 120)
+        def settled() -> bool:
+            try:
+                return ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED)
+            except KafkaException as exc:
+                if exc.args[0].code() == KafkaError.NOT_LEADER_FOR_PARTITION:
+                    return False
+                raise
+
+        until(settled, 120)
 
     def _properties(self) -> dict[str, Any]:
         return {"bootstrap.servers": self.bootstrap, "log_level": 0}
