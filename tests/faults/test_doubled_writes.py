@@ -25,7 +25,7 @@ ALLOWED = {
         "log/maintenance/unused_objects.py",
         "list_unused",
     ): "in a write that expects the rows that named the objects",
-    ("log/maintenance/unused_objects.py", "_note"): "in a write that expects the head",
+    ("log/maintenance/strays.py", "_note"): "in a write that expects the head",
     ("pipeline/cycle.py", "_finish"): "in a write that expects the head",
     ("pipeline/date_folders.py", "_write"): "in a write that expects the counted row",
     ("pipeline/date_folders.py", "reopen"): "in a write that expects the folder's row",

@@ -16,15 +16,8 @@ from tidelog import Event, Home
 from tidelog.clock import RandomIds
 from tidelog.spark import FILTER_PUSHDOWN, TidelogFilterReader
 from tidelog.spark.columns import arrow_schema, spark_schema
-from tidelog.spark.options import (
-    BATCH_READ,
-    EVERYTHING,
-    EventTimes,
-    PushedFilter,
-    push,
-    read_columns,
-    read_options,
-)
+from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter, push
+from tidelog.spark.options import BATCH_READ, read_columns, read_options
 
 START = datetime(2025, 11, 15, tzinfo=UTC)
 DAYS, EACH = 6, 4

@@ -99,7 +99,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
     contained,
 )
-from tidelog.log.maintenance.unused_objects import abort_uploads
+from tidelog.log.maintenance.unfinished_writes import abort_uploads
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
 from tidelog.model.decoding import seal_json

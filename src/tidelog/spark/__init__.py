@@ -42,17 +42,14 @@ from tidelog.model.topic import Head, Topic
 from tidelog.settings import Settings, config_string
 from tidelog.spark.columns import arrow_schema, spark_schema
 from tidelog.spark.failures import keep_modules, note_path, one_line, worker_name
+from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter, push
 from tidelog.spark.options import (
     BATCH_READ,
     BATCH_WRITE,
-    EVERYTHING,
     STREAM_READ,
     STREAM_WRITE,
-    EventTimes,
-    PushedFilter,
     ReadOptions,
     check_not_table,
-    push,
     read_columns,
     read_options,
     write_options,

@@ -49,14 +49,8 @@ from tidelog.model.topic import Head, Run, Topic
 from tidelog.settings import Settings
 from tidelog.spark.columns import BatchPosition, to_spark
 from tidelog.spark.failures import keep_modules, one_line
-from tidelog.spark.options import (
-    EVERYTHING,
-    EventTimes,
-    Offsets,
-    PushedFilter,
-    ReadOptions,
-    is_pattern,
-)
+from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter
+from tidelog.spark.options import Offsets, ReadOptions, is_pattern
 from tidelog.store import Store, open_store_here
 from tidelog.store.fetch import fetch_ahead
 

@@ -37,7 +37,8 @@ from tidelog.log.partition_reader import Reader, find_offset
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Head, Topic
 from tidelog.spark.failures import one_line
-from tidelog.spark.options import ALL_TIMES, EventTimes, ReadOptions
+from tidelog.spark.filters import ALL_TIMES, EventTimes
+from tidelog.spark.options import ReadOptions
 from tidelog.spark.plan import (
     OffsetRange,
     OffsetSlice,

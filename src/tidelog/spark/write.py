@@ -3,7 +3,7 @@
 On executors, rows become segments, staged in the store. A task puts its segments into the folder of
 its sink and batch, under new ids, and returns them to the driver. They are not part of the topic
 yet. An attempt that fails, or that Spark does not count, leaves objects that no row names. They are
-deleted when a batch is done, or by a sweep a day later (``log.maintenance.unused_objects``).
+deleted when a batch is done, or by a sweep a day later (``log.maintenance.unfinished_writes``).
 
 **Commits.** On the driver, staged segments become runs of the topic, once. A batch of a named sink
 has six steps:
@@ -82,7 +82,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.ledger import Copier, append_staged
-from tidelog.log.maintenance.unused_objects import SinkState, are_young, read_swept
+from tidelog.log.maintenance.unfinished_writes import SinkState, are_young, read_swept
 from tidelog.log.producer.append_plan import Collector, Located, StagedSegment
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout

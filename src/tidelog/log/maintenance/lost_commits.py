@@ -21,7 +21,7 @@ before its commit. The contents of strays prove more, without any clock:
   epoch of its compiler and its first offset. A number above that of the head or of the ``compile``
   row is a proof. So is a generation above the registry's. None of these ever shrinks.
 - Any other stray is a **possible loss**. It is kept for a week from when a sweep notes it
-  (``unused_objects``).
+  (``strays``).
 
 A segment of several partitions is a stray for those that neither name nor list it, even if others
 name it: the catalog may have been copied between two of its commits. A flush in progress looks the

@@ -24,7 +24,8 @@ from tidelog.errors import (
     UnavailableError,
 )
 from tidelog.log.maintenance.obsolete_rows import UnnamedProducerRow, decode_run
-from tidelog.log.maintenance.unused_objects import ListedRow, NotedRow
+from tidelog.log.maintenance.strays import NotedRow
+from tidelog.log.maintenance.unused_objects import ListedRow
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.topic import (
@@ -53,7 +54,7 @@ __all__ = [
 
 
 # The rows that a sweep understands. Another module sweeps what a sink has staged
-# (``unused_objects``).
+# (``unfinished_writes``).
 KNOWN = frozenset(
     {
         "accepted",

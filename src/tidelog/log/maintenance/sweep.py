@@ -26,7 +26,7 @@ For each topic that is ready:
    events of. Nothing was deleted so far. Note other strays that can no longer be committed, unless
    they are already noted, with the latest of this machine's time, the store's, the newest in the
    topic's rows and the object's date. Delete notes of objects that are no longer strays
-   (``unused_objects``).
+   (``strays``).
 5. Delete rows that trims and compiles left, and list their objects as unused (``obsolete_rows``).
 6. Delete amendments that the journal of their offset contains and that are older than the grace
    period, by their versions, and list their values as unused. Then narrow the head's range of
@@ -35,7 +35,7 @@ For each topic that is ready:
    their partitions, and that are older than the grace period: segments and values of updates below
    the floor, journals below the epoch of their partition. Keep strays for a week after their note,
    or until a person accepts their loss. Also delete witnesses of segments that no longer exist, and
-   what Spark writers have staged and no driver will commit (``unused_objects``).
+   what Spark writers have staged and no driver will commit (``unfinished_writes``).
 8. Of the rows of unused objects that step 4 read, delete those that list no existing object, by
    their versions.
 9. Mark rows of unnamed producers that were silent for a week, with the time of the sweep or the
@@ -137,14 +137,11 @@ from tidelog.log.maintenance.obsolete_rows import (
     remove_shadowed,
     remove_trimmed,
 )
+from tidelog.log.maintenance.strays import kept_since, note_strays, noted_since
+from tidelog.log.maintenance.unfinished_writes import abort_uploads, left_by_sinks
 from tidelog.log.maintenance.unused_objects import (
     ObjectUses,
-    abort_uploads,
     is_shared,
-    kept_since,
-    left_by_sinks,
-    note_strays,
-    noted_since,
     origin_of,
     read_unused,
     remove_unused,
