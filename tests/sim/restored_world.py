@@ -10,7 +10,10 @@ one. In the end events that only strays have are recovered.
 In every second world the source is another system, which does not go back with the catalog: the
 archive must have every offset again. In the others the topic goes back as well, and other events
 get the offsets of those that it lost. In half of the worlds the parser is fixed between the copy
-and the restore, so that ranges which are archived again have events that were dead letters.
+and the restore, so that ranges which are archived again have events that were dead letters. In
+every fifth world dead letters are replayed more often, and the processes are killed when a replay
+has decided its files and published none of them, if an earlier one has read since the copy: after
+the restore a replay writes the same files again, with a smaller number.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ import pytest
 
 from tests.sim import archive_worlds
 from tests.sim.archive_accounts import Accountant
-from tests.sim.archive_home import ByKind
+from tests.sim.archive_home import ANY_KIND, ByKind
 from tests.sim.archive_store import Generation, Stored, decoded
 from tests.sim.archive_world import ArchivesWorld, Done
 from tests.sim.bare import fields
 from tests.sim.base import ACCEPTED
 from tests.sim.journal_raw import Place, Raw, State, WatchedStore
 from tidelog.archive.archive import find_archive
+from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.catalog.base import Row
 from tidelog.erasure.archive_only import erase_archived, finish_archive
@@ -41,9 +45,12 @@ from tidelog.journal.recover import recover_topic
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.topics import find_topic
 from tidelog.model.topic import Topic
+from tidelog.pipeline.base import LocalWorkers
 
 __all__ = ["RestoredAccountant", "RestoredWorld"]
 
+NEVER = 1 << 40  # writes
+WRITES_UNTIL_REPLAY = 1_500
 OUTSIDE = "many:t"  # topic `t` as an archive of another system sees it
 WHY = archive_worlds.WHY
 
@@ -135,6 +142,7 @@ class RestoredWorld(ArchivesWorld):
         is_able = not self.is_outside and "trim" not in self.kinds
         self.are_rewrites_left = is_able and seed % 3 > 0
         self.restores = self.random.choice([1, 1, 2])
+        self.ends_in_replay = seed % 5 == 4
         self.copies: list[_Copy] = []
         self.requests: list[_Request] = []
         self.had: dict[str, set[str]] = {}  # ids that archives had when a catalog went back
@@ -142,6 +150,7 @@ class RestoredWorld(ArchivesWorld):
         self.repeated: set[str] = set()  # ids whose delete was repeated after the last restore
         self.moved: dict[str, bytes] = {}  # files that a person moved out of the home
         self.is_incomplete = False  # the store lacks objects that rows name
+        self._replays_seen = 0
         self._plan_restore()
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
@@ -151,6 +160,8 @@ class RestoredWorld(ArchivesWorld):
     def _plan_restore(self) -> None:
         self.copy_at = self.rows.writes + self.random.randrange(60, 500)  # writes
         self.stop_at = self.copy_at + self.random.randrange(20, 600)
+        if self.ends_in_replay:
+            self.stop_at += WRITES_UNTIL_REPLAY
         self.is_stopped = False
 
     # The restore.
@@ -164,7 +175,7 @@ class RestoredWorld(ArchivesWorld):
             self.scheduler.spawn("person", self.follow_procedure)
             self.scheduler.run(self.steps_max, self.check)
             self.faults.rates = rates
-        self.copy_at = self.stop_at = 1 << 40
+        self.copy_at = self.stop_at = NEVER
         self.is_stopped = False
         super().run_processes()
 
@@ -173,12 +184,36 @@ class RestoredWorld(ArchivesWorld):
             return
         super().check()
         if self.rows.writes >= self.copy_at:
-            self.copy_at = 1 << 40
+            self.copy_at = NEVER
             self._keep_copy()
-        if self.rows.writes >= self.stop_at and not self.is_stopped:
+        is_over = self.rows.writes >= self.stop_at or self._is_in_replay()
+        if is_over and not self.is_stopped:
             self.is_stopped = True
             for _, process in self._running:
                 process.kill()
+
+    def _is_in_replay(self) -> bool:
+        """Whether a replay has just decided what another one will write again after a restore."""
+        if not self.ends_in_replay or self.copy_at < NEVER or not self.copies:
+            return False
+        found = sum(1 for _ in self._new_replays())
+        is_more, self._replays_seen = found > self._replays_seen, found
+        return is_more and any(map(self._would_be_repeated, self._new_replays()))
+
+    def _new_replays(self) -> Iterator[str]:
+        """The manifests of replays that were put since the last copy."""
+        known = self.copies[-1].objects
+        for key in self.bare_objects.keys_below("pipelines/"):
+            if ".dead/manifests/" in key and key not in known:
+                yield key
+
+    def _would_be_repeated(self, key: str) -> bool:
+        manifest = self.folders.manifest(key)
+        where = f"pipeline/{key.split('/')[1]}/{manifest['partition']}"
+        head = self.copies[-1].rows.get(where, {}).get("head")
+        targets = [file["target"] for file in manifest["files"] if file["kind"] == "data"]
+        is_later = head is not None and manifest["ordinal"] > fields(head.value)["ordinal"]
+        return is_later and bool(targets) and not any(map(self.bare_objects.holds, targets))
 
     def _restart_the_dead(self) -> None:
         if self.is_stopped:
@@ -279,6 +314,10 @@ class RestoredWorld(ArchivesWorld):
                 for request in lost:
                     self.repeat(home, request)
             self.is_incomplete = False
+            for _ in range(2 * self.ends_in_replay):
+                how = ReplayOptions(parser=ANY_KIND)
+                replay(home.context, find_archive(home.context, "day"), how, LocalWorkers(1))
+                self.done.replays += 1
 
     def put_missing_back(self, home: Home) -> int:
         """Put back from the copy what ``verify`` names as missing; how many objects."""
