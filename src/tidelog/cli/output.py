@@ -15,7 +15,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -81,11 +81,16 @@ class Output:
         if not self.as_json:
             self._console.print(f"\n{visible(text)}", style="bold")
 
-    def record(self, values: Mapping[str, Any]) -> None:
-        """Prints one result: a JSON line, or its fields one below the other."""
+    def record(self, values: Mapping[str, Any], always: Collection[str] | None = None) -> None:
+        """Prints one result: a JSON line, or its fields one below the other.
+
+        With ``always`` people see no field that is zero or empty, except the ones that it names.
+        """
         if self.as_json:
             self._json(values)
             return
+        if always is not None:
+            values = {name: value for name, value in values.items() if value or name in always}
         width = max(len(visible(name)) for name in values)
         for name, value in values.items():
             self._console.print(f"{visible(name):<{width}}  {_cell(value)}")

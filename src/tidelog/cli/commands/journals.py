@@ -195,7 +195,8 @@ def compile_(
                 on_swap=lambda swapped: advance(swapped.bytes_before),
             )
         waiting = home.amendments_waiting(topics)
-        output.record({"topics": count, **asdict(report), "amendments_waiting": waiting})
+        values = {"topics": count, **asdict(report), "amendments_waiting": waiting}
+        output.record(values, always=("topics", "journals", "events"))
         if waiting:
             what = "--all" if topic is None else topic
             output.say(

@@ -183,7 +183,7 @@ def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[
     if not output.as_json:
         values["refused"] = "; ".join(str(each.error) for each in report.refused) or None
         values["unlisted"] = "; ".join(map(str, report.unlisted)) or None
-    output.record(values)
+    output.record(values, always=("topics", "objects_seen", "objects_deleted", "bytes_deleted"))
     if not report.is_clean:
         sys.exit(FAILED)
 
