@@ -30,7 +30,7 @@ from tidelog.context import Context
 from tidelog.coordination.audit import user_at_host
 from tidelog.coordination.tokens import Tokens
 from tidelog.errors import InternalError, InvalidError, NotFoundError, TidelogError
-from tidelog.journal.amendment_writer import append_absent
+from tidelog.journal.insert_if_absent import append_absent
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions, Turn
 from tidelog.log.consumer.consumer import Consumer

@@ -34,9 +34,9 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.journal.amend import Amender
-from tidelog.journal.amendment_writer import append_absent
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_steps import CompilePolicy
+from tidelog.journal.insert_if_absent import append_absent
 from tidelog.journal.listing import list_journals
 from tidelog.journal.lookup import Lookup
 from tidelog.log.maintenance.sweep import sweep_home

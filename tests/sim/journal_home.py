@@ -24,8 +24,8 @@ from tidelog.codec.segment import encode_staged
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.context import Context
 from tidelog.journal import amend
-from tidelog.journal import amendment_writer as absent
 from tidelog.journal import amendment_writer as marks
+from tidelog.journal import insert_if_absent as absent
 from tidelog.journal.amend import AmendResult
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions, Turn
