@@ -116,8 +116,9 @@ def test_finalize_goes_no_further_than_the_lag_of_its_source(
     least = whole_hours()
     assert 10 < archive.run().events < 40
     notices = archive.finalize("0s").notices
-    assert [each.events for each in notices] == [10] * len(notices), "none of a part of an hour"
-    assert least <= len(notices) <= whole_hours()
+    hours = [each for each in notices if "/hr=" in each.folder]  # the day before may be over, too
+    assert [each.events for each in hours] == [10] * len(hours), "none of a part of an hour"
+    assert least <= len(hours) <= whole_hours()
     watermark_ms = home.archives.get("orders").info.watermark_ms
     assert watermark_ms is not None
     assert watermark_ms <= int(time.time() * 1000) - 5 * hour_ms
