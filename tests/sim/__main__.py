@@ -48,6 +48,7 @@ from tests.sim.recreate_world import RecreateWorld
 from tests.sim.restored_world import RestoredWorld
 from tests.sim.returns_world import ReturnsWorld
 from tests.sim.rollback_world import RollbackWorld
+from tests.sim.rotated_chains_world import RotatedChainsWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.signals_world import SignalsWorld
 from tests.sim.staged_world import StagedWorld
@@ -97,6 +98,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "arrivals": ArrivalsWorld,
     "recorded": RecordedWorld,
     "rotation": RotationWorld,
+    "rotated_chains": RotatedChainsWorld,
     "restored": RestoredWorld,
 }
 PLANTED: dict[str, tuple[str, Mapping[str, Any], Callable[[Any, int], bool]]] = {

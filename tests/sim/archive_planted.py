@@ -46,6 +46,7 @@ from tests.sim.outside_world import OutsideWorld
 from tests.sim.recorded_world import RecordedWorld
 from tests.sim.restored_world import RestoredWorld
 from tests.sim.returns_world import ReturnsWorld
+from tests.sim.rotated_chains_world import RotatedChainsWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedWorld
 from tests.sim.stale import check_kind
@@ -547,6 +548,12 @@ BUGS: Mapping[str, Bug] = {
     ),
     "a file is known when it is read": Bug(
         "P4", rotation_planted.file_is_known_when_it_is_read, RotationWorld
+    ),
+    "files have the same names in all archives": Bug(
+        "P4", rotation_planted.names_mean_the_same_everywhere, RotatedChainsWorld
+    ),
+    "a chain that is built of files goes by their paths": Bug(
+        "P4", rotation_planted.chain_names_files_itself, RotatedChainsWorld
     ),
     "a redo leaves dead letters out": Bug(
         "P4", moves_planted.redo_leaves_dead_letters_out, MovesWorld

@@ -1,4 +1,4 @@
-"""Bugs planted into how drivers begin files."""
+"""Bugs planted into how drivers begin files, and into chains of archives of files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
+from tidelog.archive import fill_files
+from tidelog.archive.fill import FillSource
+from tidelog.archive.fill_files import FillFilesSource
 from tidelog.connectors.files.source import FilesSource
 from tidelog.pipeline import source_partitions
 from tidelog.pipeline.source_partitions import TrackedPartitions
 
-__all__ = ["file_is_known_when_it_is_read", "list_has_no_version"]
+__all__ = [
+    "chain_names_files_itself",
+    "file_is_known_when_it_is_read",
+    "list_has_no_version",
+    "names_mean_the_same_everywhere",
+]
 
 Patch = pytest.MonkeyPatch
 
@@ -36,3 +44,18 @@ def file_is_known_when_it_is_read(patch: Patch) -> None:
         return replace(found, identity=b"")
 
     patch.setattr(FilesSource, "_row_bounds", unidentified)
+
+
+def names_mean_the_same_everywhere(patch: Patch) -> None:
+    """A chain is built of another archive of the same files as if it had named them alike."""
+    patch.setattr(fill_files, "FillOtherNamesSource", FillSource)
+
+
+def chain_names_files_itself(patch: Patch) -> None:
+    """A chain that is built of the files goes by their paths, not by the names its source gave."""
+
+    class ByPath(FillFilesSource):
+        def __init__(self, context: Any, archive: Any, number: int, source: Any, _: str) -> None:
+            super().__init__(context, archive, number, source, "")
+
+    patch.setattr(fill_files, "FillFilesSource", ByPath)

@@ -29,6 +29,7 @@ from tidelog.archive.archive import find_archive
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.connectors.files import source as files
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
+from tidelog.home import Home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.store.local import LocalStore
 from tidelog.testing.faults import Fault
@@ -219,9 +220,13 @@ class RotationWorld(ArchivesHome):
         assert found == Counter(self.lines), (
             f"archived, but not written: {list(found - Counter(self.lines))[:3]}"
         )
-        archive = find_archive(home.context, "day")
+        self.check_verified(home, "day")
+
+    def check_verified(self, home: Home, name: str) -> None:
+        """Checks that a verify finds nothing in an archive."""
+        archive = find_archive(home.context, name)
         report = verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True))
-        assert not report.problems, f"verify finds {report.problems}"
+        assert not report.problems, f"verify of `{name}` finds {report.problems}"
 
     def acknowledged(self) -> int:
         return len(self.lines)

@@ -28,6 +28,7 @@ from tests.sim.outside_world import OutsideWorld
 from tests.sim.recorded_world import RecordedWorld
 from tests.sim.restored_world import RestoredWorld
 from tests.sim.returns_world import ReturnsWorld
+from tests.sim.rotated_chains_world import RotatedChainsWorld
 from tests.sim.rotation_world import RotationWorld
 from tests.sim.staged_world import StagedDone, StagedWorld
 from tests.sim.tasks_world import TasksWorld
@@ -75,6 +76,13 @@ def test_lines_of_rotated_files_are_archived_once() -> None:
     for world in worlds:
         world.run()
     assert sum(world.rotations for world in worlds) > 6
+
+
+def test_chains_of_rotated_files_have_each_line_once() -> None:
+    worlds = [RotatedChainsWorld(seed) for seed in range(3)]
+    for world in worlds:
+        world.run()
+    assert sum(world.built.total() for world in worlds)
 
 
 def test_batches_of_spark_are_stored_once_and_every_process_gets_something_done() -> None:

@@ -27,8 +27,8 @@ OBJECTS = (
     ),
     Kind(
         "guard",
-        "that the home has had a token, so that no server of it is open, even with a catalog from "
-        "before",
+        "that the home has had a token: from then on every server asks for one, even after the "
+        "catalog is restored from an older copy",
     ),
     Kind(
         "probe/<id>",
@@ -38,8 +38,8 @@ OBJECTS = (
     Kind(
         "topics/<t>/segments/<generation>/<xx>/<id>-<partitions>[_<copy>].arrow",
         "segment: Arrow IPC file, zstd; the events of one flush, partition by partition; before "
-        "the footer what its appender knew, and its name if it has one; the name says of how many "
-        "partitions it has events",
+        "the footer what its appender knew, and the producer's name if it has one; the key says of "
+        "how many partitions it has events",
     ),
     Kind(
         "topics/<t>/journals/<partition>/<epoch>/<base>_<work>-<id>.parquet",
@@ -48,8 +48,8 @@ OBJECTS = (
     ),
     Kind(
         "topics/<t>/amendments/<generation>/<xx>/<partition>-<sequence>_<id>",
-        "the new value of an updated event, where it is too large for a row, which has its "
-        "checksum; the sequence is that of the newest amendment before",
+        "the new value of an updated event, if it is too large for a row (the row has its "
+        "checksum); `<sequence>` is that of the newest amendment when it was uploaded",
     ),
     Kind(
         "topics/<t>/witnesses/<segment>_<id>",
@@ -129,7 +129,10 @@ ROWS = (
         "an archive that was deleted with its files, so that late copies are garbage",
     ),
     Kind("registry · token/<id>", "a token of the server: hash, scopes with topics, label, expiry"),
-    Kind("registry · guard", "that the home has had a token, so that no server of it is open"),
+    Kind(
+        "registry · guard",
+        "that the home has had a token: from then on every server asks for one",
+    ),
     Kind("tokens · <id>", "when a token was last used, to the minute"),
     Kind(
         "audit · <time>/<id>",
@@ -138,7 +141,8 @@ ROWS = (
     Kind("registry · pipeline/<name>", "incarnation, source, sink and its incarnation, state"),
     Kind(
         "registry · sink/<topic>/<name>",
-        "which topic of that name a Spark writer's query writes to; outlives the topic",
+        "the incarnation of the topic that a Spark writer's query writes to; stays when the "
+        "topic is deleted",
     ),
     Kind("registry · playback/<name>", "that a playback of this name may be there; for listing"),
     Kind(
