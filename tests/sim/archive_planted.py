@@ -20,6 +20,7 @@ from tests.sim import (
     cuts_planted,
     drivers_planted,
     dropped_planted,
+    generations_planted,
     marks_planted,
     moves_planted,
     restored_planted,
@@ -52,16 +53,10 @@ from tests.sim.staged_world import StagedWorld
 from tests.sim.stale import check_kind
 from tests.sim.tasks_world import TasksWorld
 from tests.sim.transforms_world import TransformsWorld
-from tidelog.archive import archive as archives
-from tidelog.archive import dead_letters as replay
-from tidelog.archive import generations
-from tidelog.archive.coverage import MissingRange
-from tidelog.archive.fill import FillSource
 from tidelog.catalog.base import Check, Delete, Put
 from tidelog.codec import segment
 from tidelog.connectors.source import Bounds, MissingOffsets
 from tidelog.connectors.topic.source import TopicSource
-from tidelog.coordination.pipeline_rows import Replays, read_partitions, read_progress
 from tidelog.erasure import archive_only as archived
 from tidelog.erasure import proof_search as proof
 from tidelog.erasure import rewrite as erase
@@ -69,8 +64,6 @@ from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import _ProofSearch
 from tidelog.errors import TidelogError
 from tidelog.journal import compile_steps
-from tidelog.maintenance import pipeline_sweep as compact
-from tidelog.maintenance import pipeline_sweep as sweep
 from tidelog.maintenance import purge
 from tidelog.model import layout
 from tidelog.model.pipeline import Totals
@@ -273,122 +266,6 @@ def _latest_is_what_the_driver_sees(patch: Patch) -> None:
     patch.setattr(Beginnings, "find", now)
 
 
-# Generations.
-
-
-def _promote_compares_ends(patch: Patch) -> None:
-    """A promote looks at positions alone, and a backfill reads nothing but the source."""
-
-    def behind(context: Any, archive: Any, old: int, new: int) -> list[MissingRange]:
-        found = []
-        for partition in read_partitions(context, archive.pipeline(old)):
-            before = read_progress(context, archive.pipeline(old), partition)
-            now = read_progress(context, archive.pipeline(new), partition)
-            if before is not None and before.ordinal:
-                position = now.position if now else "0"
-                if int(position or 0) < int(before.position or 0):
-                    found.append(MissingRange(partition, position, before.position))
-        return found
-
-    patch.setattr(generations, "missing_ranges", behind)
-    patch.setattr(archives, "fill_source", lambda home, archive, number, given: given)
-
-
-def _backup_is_read_to_its_end(patch: Patch) -> None:
-    """A backfill reads a backup further than the live generation, though the source holds that."""
-    patch.setattr(FillSource, "_until_own", lambda *given: given[-1])
-
-
-def _promote_does_not_freeze(patch: Patch) -> None:
-    """Drivers of the live generation commit further while another one is promoted."""
-    patch.setattr(generations, "freeze_heads", lambda *_: None)
-
-
-def _fill_leaves_dead_letters_out(patch: Patch) -> None:
-    """A backfill takes data files of the live generation, and not its dead letters."""
-    from tidelog.connectors.archive import reader as archive_read
-
-    patch.setattr(archive_read, "_KINDS", ("data",))
-
-
-def _sweep_removes_kept_generations(patch: Patch) -> None:
-    """A sweep removes the files of generations that are not live."""
-    finish = sweep.finish_removals
-
-    def all_others(home: Any, archive: Any) -> Any:
-        store = generations.files_at(home, archive)
-        for generation in archive.in_state("kept"):
-            generations.delete_below(store, f"{archive.folder(generation)}/")
-        return finish(home, archive)
-
-    patch.setattr(sweep, "finish_removals", all_others)
-
-
-def _drop_leaves_files(patch: Patch) -> None:
-    """What a driver copies into the folder of a removed generation stays there."""
-    patch.setattr(sweep, "remove_strays", lambda *_: None)
-
-
-# Dead letters.
-
-
-def _replayed_letters_count_twice(patch: Patch) -> None:
-    """Dead letters count, although a replay has placed them."""
-    patch.setattr(Replays, "replaces", lambda *_, **__: False)
-
-
-def _replay_removes_first(patch: Patch) -> None:
-    """A replay removes files of dead letters before its commit."""
-    publish = replay.ReplaySink.publish
-
-    def early(self: Any, manifest: Any) -> None:
-        publish(self, manifest)
-        store = self._files._store()
-        folder = f"{self._settings.dead}/"
-        store.delete([each.key for each in store.list(folder) if "_replayed" not in each.key])
-
-    patch.setattr(replay.ReplaySink, "publish", early)
-
-
-# Sweeps and compaction.
-
-
-def _sweep_removes_what_is_under_way(patch: Patch) -> None:
-    """A sweep deletes what the present epoch has staged, as if no driver would finish it."""
-    read = sweep._read_named
-
-    def blind(home: Any, pipeline: str) -> Any:
-        named = read(home, pipeline)
-        named.keys.clear()
-        named.under_way.clear()
-        return named
-
-    patch.setattr(sweep, "_read_named", blind)
-
-
-def _sweep_spares_the_present_epoch(patch: Patch) -> None:
-    """A sweep leaves what is staged under the epoch of a head, even if that is frozen or free."""
-    read = sweep._read_named
-
-    def present(home: Any, pipeline: str) -> Any:
-        named = read(home, pipeline)
-        named.under_way |= set(named.epochs.items())
-        return named
-
-    patch.setattr(sweep, "_read_named", present)
-
-
-def _compaction_forgets_a_range(patch: Patch) -> None:
-    """A merged manifest lacks the files of its last range."""
-    merged = compact._merged_manifest
-
-    def less(parts: Any) -> Any:
-        last = msgspec.structs.replace(parts[-1], files=())
-        return merged([*parts[:-1], last])
-
-    patch.setattr(compact, "_merged_manifest", less)
-
-
 # Erasure.
 
 
@@ -454,16 +331,24 @@ BUGS: Mapping[str, Bug] = {
     "a range does not name its incarnation": Bug("P4", _range_without_incarnation),
     "later partitions begin at their end": Bug("P4a", _later_partitions_are_skipped),
     "latest means the first run": Bug("P4a", _latest_is_what_the_driver_sees),
-    "promote compares ends only": Bug("P4a", _promote_compares_ends),
-    "a backfill leaves dead letters out": Bug("P4a", _fill_leaves_dead_letters_out),
-    "a sweep removes kept generations": Bug("P4a", _sweep_removes_kept_generations),
-    "replayed dead letters count twice": Bug("P4", _replayed_letters_count_twice),
-    "a replay removes before it commits": Bug("P4", _replay_removes_first),
-    "a sweep removes a range under way": Bug("P4", _sweep_removes_what_is_under_way),
-    "a sweep spares the present epoch": Bug(
-        "P5a", _sweep_spares_the_present_epoch, GenerationsWorld
+    "promote compares ends only": Bug("P4a", generations_planted.promote_compares_ends),
+    "a backfill leaves dead letters out": Bug(
+        "P4a", generations_planted.fill_leaves_dead_letters_out
     ),
-    "a merged manifest lacks files": Bug("P4", _compaction_forgets_a_range),
+    "a sweep removes kept generations": Bug(
+        "P4a", generations_planted.sweep_removes_kept_generations
+    ),
+    "replayed dead letters count twice": Bug(
+        "P4", generations_planted.replayed_letters_count_twice
+    ),
+    "a replay removes before it commits": Bug("P4", generations_planted.replay_removes_first),
+    "a sweep removes a range under way": Bug(
+        "P4", generations_planted.sweep_removes_what_is_under_way
+    ),
+    "a sweep spares the present epoch": Bug(
+        "P5a", generations_planted.sweep_spares_the_present_epoch, GenerationsWorld
+    ),
+    "a merged manifest lacks files": Bug("P4", generations_planted.compaction_forgets_a_range),
     "erased events are not counted": Bug("P4a", _erasure_counts_nothing),
     "a marker bounded by nothing": Bug("P4a", marks_planted.without_bound),
     "a marker by one clock": Bug("P4a", marks_planted.by_one_clock, MarkersWorld),
@@ -479,7 +364,9 @@ BUGS: Mapping[str, Bug] = {
     "gaps are not recorded": Bug("P4a", _gaps_are_not_recorded),
     "a withdrawn range can come back": Bug("P4a", _withdrawn_under_the_same_head),
     "a removed failure can come back": Bug("P5a", _failures_are_not_guarded),
-    "a removed generation keeps late files": Bug("P5a", _drop_leaves_files, GenerationsWorld),
+    "a removed generation keeps late files": Bug(
+        "P5a", generations_planted.drop_leaves_files, GenerationsWorld
+    ),
     "a journal keeps trimmed events": Bug("P5a", _journal_keeps_trimmed_events, ErasureWorld),
     "what a backup lacks was never there": Bug(
         "P4a", chains_planted.holes_count_as_never_there, HolesWorld
@@ -487,8 +374,12 @@ BUGS: Mapping[str, Bug] = {
     "a driver keeps the source of a backfill": Bug(
         "P4a", drivers_planted.driver_keeps_its_source, HolesWorld
     ),
-    "a backup is read to its end": Bug("P4a", _backup_is_read_to_its_end, HolesWorld),
-    "promote does not freeze heads": Bug("P4a", _promote_does_not_freeze, GenerationsWorld),
+    "a backup is read to its end": Bug(
+        "P4a", generations_planted.backup_is_read_to_its_end, HolesWorld
+    ),
+    "promote does not freeze heads": Bug(
+        "P4a", generations_planted.promote_does_not_freeze, GenerationsWorld
+    ),
     "erasure leaves kept generations out": Bug(
         "P5a", _erasure_leaves_kept_generations_out, GenerationsWorld
     ),
