@@ -1,7 +1,7 @@
 """Pages of the site that come from the code: a hook of MkDocs, run by ``make docs``.
 
-It adds the routes of the server, all that is stored, and what a million events cost by the numbers
-that ``make bench`` measured. mkdocs-click prints the commands and mkdocstrings the library.
+It adds the routes of the server, and what a million events cost by the numbers that ``make bench``
+measured. mkdocs-click prints the commands and mkdocstrings the library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 from tidelog.cli.main import cli
-from tidelog.model.schema import OBJECTS, ROWS
 from tidelog.server.api.openapi import description
 from tidelog.server.api.openapi_parts import COMMON_ERRORS, limits_text
 from tidelog.server.options import ServeOptions
@@ -121,16 +120,6 @@ def parameter_lines(parameters: list[dict[str, Any]]) -> list[str]:
     return [*lines, ""]
 
 
-def layout_tables() -> str:
-    """Everything that is persisted."""
-    lines = []
-    for title, first, kinds in (("Objects", "path", OBJECTS), ("Rows", "partition · row", ROWS)):
-        lines += [f"## {title}", "", f"| {first} | meaning |", "|---|---|"]
-        lines += [f"| `{kind.name}` | {kind.what} |" for kind in kinds]
-        lines.append("")
-    return "\n".join(lines)
-
-
 def measured() -> dict[str, float]:
     """The medians of the last bench of the log that was run here, or else of ours."""
     path = ROOT / "bench" / "results" / "log.json"
@@ -167,5 +156,4 @@ def cost_table() -> str:
 MADE = {
     "<!-- cost -->": cost_table,
     "<!-- routes -->": http_routes,
-    "<!-- layout -->": layout_tables,
 }

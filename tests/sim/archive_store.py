@@ -2,7 +2,7 @@
 
 Nothing here calls the product's readers. Rows are plain MessagePack, manifests JSON with a line of
 checksum below it, files of archives are read by ``json`` and by pyarrow. Only the layout that
-ARCHITECTURE.md documents is known.
+docs/reference/layout.md documents is known.
 """
 
 from __future__ import annotations

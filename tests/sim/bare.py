@@ -1,7 +1,7 @@
 """Lists what the bare substrates hold, by code that shares nothing with the product's readers.
 
 Rows are decoded as plain MessagePack, segments as plain Arrow IPC files. Only the names of fields
-and the layout of rows, which ARCHITECTURE.md documents, are known here.
+and the layout of rows, which docs/reference/layout.md documents, are known here.
 """
 
 from __future__ import annotations

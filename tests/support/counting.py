@@ -1,7 +1,7 @@
 """Counts what a home holds, by code that shares nothing with the product's readers.
 
 Rows are decoded as plain MessagePack, segments as plain Arrow, journals as plain Parquet. Only the
-documented names of rows and fields are known here (ARCHITECTURE.md, section 3).
+documented names of rows and fields are known here (docs/reference/layout.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every object path and every catalog row that Tidelog stores, on one screen.
 
-Persisted names are stable: they may be added to, never renamed. ARCHITECTURE.md shows the same
-tables, and a test compares the two. ``<t>`` is a topic's incarnation and ``<p>`` a partition.
+Persisted names are stable: they may be added to, never renamed. docs/reference/layout.md shows the
+same tables, and a test compares the two. ``<t>`` is a topic's incarnation and ``<p>`` a partition.
 ``model.layout`` builds the names.
 """
 
@@ -22,8 +22,8 @@ class Kind(NamedTuple):
 OBJECTS = (
     Kind(
         "home.json",
-        "the home's id, those before it, where its halves were made, the formats it needs; "
-        "replaced by adoption",
+        "the home's id and earlier ids, where its store and its catalog were created, the formats it "
+        "needs; replaced by adoption",
     ),
     Kind(
         "guard",
@@ -37,9 +37,9 @@ OBJECTS = (
     ),
     Kind(
         "topics/<t>/segments/<generation>/<xx>/<id>-<partitions>[_<copy>].arrow",
-        "segment: Arrow IPC file, zstd; the events of one flush, partition by partition; before "
-        "the footer what its appender knew, and the producer's name if it has one; the key says of "
-        "how many partitions it has events",
+        "segment: Arrow IPC file, zstd; the events of one flush, partition by partition. Before the "
+        "footer: what its appender knew, and the producer's name if it has one. The key has the "
+        "number of partitions with events",
     ),
     Kind(
         "topics/<t>/journals/<partition>/<epoch>/<base>_<work>-<id>.parquet",
@@ -165,7 +165,7 @@ ROWS = (
     Kind("topic/<t>/<p> · compile", "who compiles it, under which epoch"),
     Kind(
         "topic/<t>/0 · accepted",
-        "up to which date of unnamed objects a person has accepted that they go",
+        "a date: a person has accepted that unnamed objects older than it are deleted",
     ),
     Kind(
         "topic/<t>/<p> · producer/<name>",
@@ -211,15 +211,22 @@ ROWS = (
     ),
     Kind(
         "pipeline/<name> · seen/<source partition>",
-        "the end of a file or of a topic of a pattern, should it vanish before it is read",
+        "the last known end of a file, or of a topic of a pattern, in case it vanishes before it is "
+        "read",
     ),
     Kind(
         "pipeline/<name> · counted/<kind>/<source partition>",
-        "how far folder rows have its files",
+        "up to which range the folder rows include its files",
     ),
     Kind("pipeline/<name> · folder/<end>/<folder>", "a date folder: files, events, final or not"),
-    Kind("pipeline/<name> · waiting/<end>/<folder>", "that it has never had its marker"),
-    Kind("pipeline/<name> · unsettled/<end>/<folder>", "that its marker is being put or removed"),
+    Kind(
+        "pipeline/<name> · waiting/<end>/<folder>",
+        "that this date folder has never had its `_SUCCESS`",
+    ),
+    Kind(
+        "pipeline/<name> · unsettled/<end>/<folder>",
+        "that its `_SUCCESS` is being put or deleted",
+    ),
     Kind(
         "pipeline/<name> · partition/<source partition>",
         "that the pipeline knows it, and its end at the pipeline's creation; of a file, its mark "

@@ -1,4 +1,4 @@
-"""Times in a field of a JSON value: epochs, ISO 8601, or dates by a pattern.
+"""Picks a field of a JSON value, and reads the time in it: an epoch, ISO 8601, or a date.
 
 The one to copy from: pick a text out of each event, then let a reader of ``times`` make a time of
 it.

@@ -1,7 +1,7 @@
 """Trims a topic: deletes its oldest events. Starts no threads, takes no locks.
 
 A trim that would pass a reader (a consumer, an archive, a pump, a playback) is refused before step
-1, unless the caller accepts that (``log.status``). Readers only move forward, except by a seek, so
+1, unless the caller accepts that (``log.late_readers``). Readers only move forward, except by a seek, so
 what the check allows stays allowed.
 
 A trim has three steps. The next trim or sweep finishes what a crash left:
@@ -10,14 +10,14 @@ A trim has three steps. The next trim or sweep finishes what a crash left:
 2. Delete the rows of runs, journals and amendments that are completely below it
    (``obsolete_rows``), each run or journal with its slot rows in one write. Then narrow the head's
    range of amendments.
-3. (In a sweep) Delete the objects that no row names any more.
+3. (In a sweep) Delete the objects that these rows named: step 2 lists them as unused.
 
 | crash after | what it leaves                            | repair                               |
 |-------------|-------------------------------------------|--------------------------------------|
 | nothing     | no change                                 | none needed                          |
 | 1           | rows below the start, which do not count  | the next trim or sweep does step 2   |
 | 2, partly   | the same, fewer; no run without its slots | the same                             |
-| 2           | objects that no row names                 | the next sweep                       |
+| 2           | objects that a row lists as unused        | the next sweep                       |
 
 A start only moves forward. So after a lost reply the trim reads it, and repeats the step if the
 start has not arrived. A run or journal that holds the start keeps its row, so rows cover every
