@@ -204,7 +204,9 @@ def test_the_settings_table_is_the_code() -> None:
     ids=["objects", "rows"],
 )
 def test_the_tables_of_what_is_stored_are_the_code(heading: str, kinds: tuple[Kind, ...]) -> None:
-    shown = [(row[0].strip("`"), row[1]) for row in table_after("docs/reference/layout.md", heading)]
+    shown = [
+        (row[0].strip("`"), row[1]) for row in table_after("docs/reference/layout.md", heading)
+    ]
     assert shown == [tuple(kind) for kind in kinds]
 
 

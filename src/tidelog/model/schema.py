@@ -22,8 +22,8 @@ class Kind(NamedTuple):
 OBJECTS = (
     Kind(
         "home.json",
-        "the home's id and earlier ids, where its store and its catalog were created, the formats it "
-        "needs; replaced by adoption",
+        "the home's id and earlier ids, where its store and its catalog were created, the formats "
+        "it needs; replaced by adoption",
     ),
     Kind(
         "guard",
@@ -37,9 +37,9 @@ OBJECTS = (
     ),
     Kind(
         "topics/<t>/segments/<generation>/<xx>/<id>-<partitions>[_<copy>].arrow",
-        "segment: Arrow IPC file, zstd; the events of one flush, partition by partition. Before the "
-        "footer: what its appender knew, and the producer's name if it has one. The key has the "
-        "number of partitions with events",
+        "segment: Arrow IPC file, zstd; the events of one flush, partition by partition. Before "
+        "the footer: what its appender knew, and the producer's name if it has one. The key has "
+        "the number of partitions with events",
     ),
     Kind(
         "topics/<t>/journals/<partition>/<epoch>/<base>_<work>-<id>.parquet",
@@ -211,8 +211,8 @@ ROWS = (
     ),
     Kind(
         "pipeline/<name> · seen/<source partition>",
-        "the last known end of a file, or of a topic of a pattern, in case it vanishes before it is "
-        "read",
+        "the last known end of a file, or of a topic of a pattern, in case it vanishes before it "
+        "is read",
     ),
     Kind(
         "pipeline/<name> · counted/<kind>/<source partition>",

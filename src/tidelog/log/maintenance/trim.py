@@ -1,8 +1,8 @@
 """Trims a topic: deletes its oldest events. Starts no threads, takes no locks.
 
 A trim that would pass a reader (a consumer, an archive, a pump, a playback) is refused before step
-1, unless the caller accepts that (``log.late_readers``). Readers only move forward, except by a seek, so
-what the check allows stays allowed.
+1, unless the caller accepts that (``log.late_readers``). Readers only move forward, except by a
+seek, so what the check allows stays allowed.
 
 A trim has three steps. The next trim or sweep finishes what a crash left:
 
