@@ -27,13 +27,24 @@ def fill_home(home: Home) -> None:
 
 def do(browser: Browser, action: str, **fields: str) -> str:
     """Shows what an action would do, starts it, and returns what the page said."""
+    preview = show(browser, action, **fields)
+    start(browser, preview)
+    return text_of(preview)
+
+
+def show(browser: Browser, action: str, **fields: str) -> str:
+    """Returns the page that says what an action would do."""
     page = browser.get("/console/archives/daily")
     forms = [form for form in forms_of(page) if form.fields.get("do") == action]
     asked = browser.post(ACT, {**forms[0].fields, **fields})
     assert asked.status_code == 200, text_of(asked.text)
-    begun = browser.send(asked.text, ACT)
+    return asked.text
+
+
+def start(browser: Browser, preview: str) -> None:
+    """Starts what a page announces."""
+    begun = browser.send(preview, ACT)
     assert begun.headers["location"] == "/console/jobs"
-    return text_of(asked.text)
 
 
 def test_an_archive_is_run_backfilled_promoted_and_rolled_back(
@@ -89,9 +100,10 @@ def test_folders_are_marked_and_a_table_is_kept_up_to_date(
     served: Served, browser: Browser
 ) -> None:
     archive = served.home.archives.get("daily")
-    said = do(browser, "finalize", delay="0s")
-    assert "date folders will have a _SUCCESS file" in said
+    preview = show(browser, "finalize", delay="0s")
+    assert "date folders will have a _SUCCESS file" in text_of(preview)
     assert archive.reload().watermark_ms is None, "not yet"
+    start(browser, preview)
     eventually(lambda: browser.get("/console/jobs"), "date folders marked, complete up to")
     assert archive.reload().watermark_ms is not None
     assert "Creates table delta" in do(browser, "register")
