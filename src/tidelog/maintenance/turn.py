@@ -1,8 +1,10 @@
-"""One turn of maintenance of a whole home: compiles, erases from archives and sweeps.
+"""What a turn of the scribe does beyond topics: erases from archives and sweeps the whole home.
 
-``Home.maintain``, ``Home.scribe`` and ``Home.sweep`` call it. So do, through ``Home``, the commands
-``scribe``, ``sweep`` and ``up`` and the scribe's function on AWS. None has its own steps. A turn
-erases in the background, without waiting; a purge (``purge``) waits for what is under way.
+The scribe (``journal/scribe.py``) compiles topics and has the turn's order; these are its last
+steps. ``Home.maintain``, ``Home.scribe`` and ``Home.sweep`` put both together. The commands
+``scribe``, ``sweep`` and ``up`` and the scribe's function on AWS call these, and none has its own
+steps. A turn erases in the background, without waiting; a purge (``purge``) waits for what is under
+way.
 """
 
 from __future__ import annotations
