@@ -47,7 +47,7 @@ SLOW = (
     "tests/log/maintenance/test_sweep_journals.py",
     "tests/log/maintenance/test_sweep_races.py",
     "tests/log/producer/test_memory.py",
-    "tests/pipeline/test_lost_ranges.py",
+    "tests/pipeline/test_forgotten_ranges.py",
     "tests/pipeline/test_cycle.py::test_two_drivers_at_once",
     "tests/pipeline/test_pump.py::test_pumps_that_are_killed",
     "tests/pipeline/test_registry.py::test_a_removal_that_dies_after_any_call",

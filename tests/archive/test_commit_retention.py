@@ -49,7 +49,7 @@ from tidelog.maintenance.pipeline_sweep import (
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers
-from tidelog.pipeline.lost_ranges import read_aside
+from tidelog.pipeline.forgotten_ranges import read_aside
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash
 

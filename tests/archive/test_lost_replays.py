@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.pipeline.test_lost_ranges import Stalls, cycle
+from tests.pipeline.test_forgotten_ranges import Stalls, cycle
 from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, fill
 from tests.support.forgotten_ranges import forget
 from tests.support.rounds import rounds
@@ -30,7 +30,7 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle, Track
-from tidelog.pipeline.lost_ranges import read_aside
+from tidelog.pipeline.forgotten_ranges import read_aside
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 

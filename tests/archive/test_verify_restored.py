@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.test_lost_ranges import cycle
+from tests.pipeline.test_forgotten_ranges import cycle
 from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, fill
 from tidelog import Home
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive

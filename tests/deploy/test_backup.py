@@ -27,7 +27,7 @@ from tidelog.model.pipeline import Begin, Manifest
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.lost_ranges import read_aside
+from tidelog.pipeline.forgotten_ranges import read_aside
 from tidelog.settings import load_settings
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash

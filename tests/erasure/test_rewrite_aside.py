@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.pipeline.test_lost_ranges import cycle
+from tests.pipeline.test_forgotten_ranges import cycle
 from tests.support.archive_look import AT, a_home, an_archive
 from tests.support.forgotten_ranges import forget
 from tidelog import Event, Home
@@ -29,7 +29,7 @@ from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import Task, TaskOutcome, run_task
-from tidelog.pipeline.lost_ranges import read_aside
+from tidelog.pipeline.forgotten_ranges import read_aside
 from tidelog.testing.faults import Faults, FaultyStore
 from tidelog.testing.scheduler import Crash
 

@@ -5,7 +5,7 @@ higher epoch; a range is committed by the owner of its head, under its epoch; an
 taken from a driver whose row has changed within the time to live, by the time of the world. A
 driver that comes back after a longer silence may still lose what another one has just decided to
 take. A driver of a generation that sets forgotten replays aside takes the partition from a replay,
-and loses it to one, at any moment: it is not a member there (``pipeline/lost_ranges.py``).
+and loses it to one, at any moment: it is not a member there (``pipeline/forgotten_ranges.py``).
 """
 
 from __future__ import annotations

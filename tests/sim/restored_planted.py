@@ -9,7 +9,7 @@ import pytest
 from tidelog.archive import verify
 from tidelog.erasure.rewrite_range import RangeRewriter
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.lost_ranges import SettingAside
+from tidelog.pipeline.forgotten_ranges import SettingAside
 
 __all__ = ["BUGS"]
 

@@ -16,8 +16,8 @@ between.
 A date folder with files is *final* when it ended before the watermark, however long ago. Until it
 is marked, it has a ``waiting`` row. Later files reopen it: its marker is deleted, listeners are
 notified, and after another delay without such files it is final again. Setting files of a marked
-folder aside (``pipeline.lost_ranges``) does the same. A folder without files gets no marker: the
-watermark covers it.
+folder aside (``pipeline.forgotten_ranges``) does the same. A folder without files gets no marker:
+the watermark covers it.
 
 The row of a folder decides, and the marker follows. The steps:
 

@@ -33,7 +33,7 @@ Every recorded table follows every change of files, whether or not drivers keep 
   sweep does step 2 for every table (``settle_tables``) and corrects them. So do the next register
   and ``delete --prove``; a proof is not clean before that (``stale_entries``).
 - After a restore of the catalog, a driver moves files of lost ranges away
-  (``pipeline.lost_ranges``). A table that lists them is refused in step 1 forever: their range
+  (``pipeline.forgotten_ranges``). A table that lists them is refused in step 1 forever: their range
   is done again, possibly with other events, and the table's ends do not show that.
 """
 
@@ -82,7 +82,7 @@ from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry
 from tidelog.model.times import Backoff
-from tidelog.pipeline.lost_ranges import read_aside
+from tidelog.pipeline.forgotten_ranges import read_aside
 
 __all__ = [
     "RegisterResult",

@@ -71,7 +71,7 @@ from tidelog.model.archive import Archive, DateFolder, encode_success
 from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress
 from tidelog.model.topic import decode_row
 from tidelog.pipeline.date_folders import DateFolders, FolderCounter
-from tidelog.pipeline.lost_ranges import forgotten_files
+from tidelog.pipeline.forgotten_ranges import forgotten_files
 from tidelog.store.base import Store
 
 __all__ = ["ArchiveVerifyOptions", "ArchiveVerifyReport", "verify_archive", "verify_generations"]

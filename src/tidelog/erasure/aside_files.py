@@ -1,4 +1,4 @@
-"""Erases events from files that were set aside after a restore (``pipeline.lost_ranges``).
+"""Erases events from files that were set aside after a restore (``pipeline.forgotten_ranges``).
 
 No commit names these files, and their offsets may belong to other events by now. So events are
 recognized by ids and keys, and by the times up to which these were erased, like in copies. A row
@@ -45,7 +45,7 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import AsideErasure, FileEntry, Manifest, ReplacedFile
 from tidelog.model.topic import decode_row, encode_row
-from tidelog.pipeline.lost_ranges import read_aside
+from tidelog.pipeline.forgotten_ranges import read_aside
 from tidelog.store.base import Store
 
 __all__ = ["AsideFile", "AsideFiles", "aside_origins"]

@@ -4,7 +4,7 @@
 2. after that, read heads, intents and commits
 3. delete what no intent and no commit names, if its epoch has no unfinished range and it is older
    than the grace period; for manifests, below the epoch under which a driver last looked for ranges
-   that a restored catalog lost (``pipeline.lost_ranges``)
+   that a restored catalog lost (``pipeline.forgotten_ranges``)
 
 Only an attempt at an intent stages and records. Its output is named when it decides that intent, in
 a write that expects the head and the intent unchanged. So an epoch of a source partition has an

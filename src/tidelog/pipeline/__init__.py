@@ -6,7 +6,7 @@ checkpoints are not used. It must not import pyspark: Spark's workers are in ``s
 
 ``base`` has the values, the protocols and local workers. ``cycle`` has the steps and their crash
 table. ``driver`` runs cycles, ``pump`` copies a source into a topic, ``stream`` passes one to a
-handler, ``ranges`` decides when a range is due and how it is cut, ``lost_ranges`` sets aside those
-that a restored catalog lost, ``gaps`` records what a source lost, ``failures`` what a person should
-see, and ``registry`` has named pipelines.
+handler, ``ranges`` decides when a range is due and how it is cut, ``forgotten_ranges`` sets aside
+those that a restored catalog does not know, ``gaps`` records what a source lost, ``failures`` what
+a person should see, and ``registry`` has named pipelines.
 """

@@ -11,7 +11,7 @@ Each source partition goes through these steps. Every write expects its ``head``
                                                              live
    a file's new name is put there too, without a range     → crash: the next driver finds it too
 2. finish an existing ``intent``: with a manifest go to step 6, without one to step 4
-   before a range, files of ranges that a restored catalog lost are set aside (``lost_ranges``)
+   before a range, files of ranges that a restored catalog lost are set aside (``forgotten_ranges``)
 3. intend: put an ``intent`` with start, limit and cuts    → crash: the next driver does the range
 4. do: a task for each cut reads its part of the range and
    stages its files (``ranges``); it reads only the incarnation in the intent, which it
@@ -110,7 +110,7 @@ from tidelog.pipeline.gaps import (
     span_to_read,
     vanished_head,
 )
-from tidelog.pipeline.lost_ranges import NAMES_CHARS, SettingAside, manifests_since
+from tidelog.pipeline.forgotten_ranges import NAMES_CHARS, SettingAside, manifests_since
 from tidelog.pipeline.ranges import (
     FindNext,
     RangeRounds,
@@ -353,7 +353,7 @@ class Cycle:
         return manifests_since(self._context, self._pipeline.id, partition.text, epoch)
 
     def _set_aside(self, track: Track, report: CycleReport) -> None:
-        """Before step 3: sets aside files of ranges that the catalog lost (``lost_ranges``)."""
+        """Before step 3: sets files of forgotten ranges aside (``forgotten_ranges``)."""
         sink, partition = self._pipeline.sink, track.partition.text
         if track.unchecked and isinstance(sink, AsideSink):
             work = SettingAside(self._context, self._pipeline.id, partition, sink)
@@ -370,7 +370,7 @@ class Cycle:
         track.head_version, track.head = self._write(track, change, *rows), head
 
     def _beside(self, track: Track) -> list[Aside]:
-        """Sets aside what replays of dead letters lost: steps a and b of ``lost_ranges``."""
+        """Sets aside what replays of dead letters lost: steps a and b of ``forgotten_ranges``."""
         self._commit_aside(track, ())
         pipeline = replace(self._pipeline, id=replay_pipeline(self._pipeline.id))
         other, report = Cycle(self._context, pipeline, self._owner), CycleReport()

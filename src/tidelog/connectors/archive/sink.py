@@ -15,7 +15,7 @@ maximum number of folders are dead letters, because a path computed from data ma
 Names follow Secor:
 ``<root>/g<generation>/<topic>/<folders>/<generation>_<partition>_<offset>.<ext>``, with the offset
 of the file's first event, so names are unique in an archive. After ranges were set aside
-(``pipeline.lost_ranges``), names get a suffix, ``_<suffix>``, so a repeated range never reuses
+(``pipeline.forgotten_ranges``), names get a suffix, ``_<suffix>``, so a repeated range never reuses
 the name of a file that was set aside. Topic and partition are escaped like data
 (``codec.parsers.base``), so that every reader lists them and every store accepts them.
 """

@@ -29,7 +29,7 @@ from tidelog.model.pipeline import Begin, Progress
 from tidelog.model.topic import decode_row
 from tidelog.pipeline.base import LocalWorkers, Workers
 from tidelog.pipeline.cycle import Cycle, CycleReport, Track
-from tidelog.pipeline.lost_ranges import read_aside
+from tidelog.pipeline.forgotten_ranges import read_aside
 from tidelog.store.base import Store
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash

@@ -1,4 +1,4 @@
-"""Ranges that are missing in the catalog: they are set aside, so that no event counts twice.
+"""Ranges that the catalog has forgotten: they are set aside, so that no event counts twice.
 
 A catalog restored from a backup is older than its store. Ranges committed in between have published
 their files, but no row names them. The pipeline will do them again: with other limits and other
@@ -6,9 +6,9 @@ bytes, possibly with other events, since the source may be a topic of the same c
 must not stay where readers list them.
 
 Their manifests are still in the store. ``looked`` in a head is its epoch when a driver last looked
-for lost ranges and then wrote the head. Lost ranges have that epoch or a later one, and no sweep
-deletes such manifests. A driver lists them when it claims a source partition. After that, if no
-range is decided:
+for forgotten ranges and then wrote the head. Forgotten ranges have that epoch or a later one, and
+no sweep deletes such manifests. A driver lists them when it claims a source partition. After that,
+if no range is decided:
 
 1. Of the manifests that no commit names, choose those from the
    head's ordinal on whose files have the right size and
@@ -28,16 +28,16 @@ No range begins until all files named by ``aside`` rows are deleted where reader
 next driver that claims the partition finds the rows and resumes.
 
 A replay of dead letters publishes into the same folders, under the same kind of names. It reads
-what its generation has committed, so a generation that lost ranges may have lost replays of them.
-These events are no dead letters if the range can parse them now. So before step 2, a driver that
-finds lost ranges of a generation and any manifest of a replay that no commit names:
+what its generation has committed, so a generation with forgotten ranges may have forgotten replays
+of them. These events are no dead letters if the range can parse them now. So before step 2, a driver that
+finds forgotten ranges of a generation and any manifest of a replay that no commit names:
 
 a. puts new ``names`` into its head, as in step 2             → crash: the next driver does the same
 b. claims the partition of the replay, which fences a driver
    there, finishes a decided range, does steps 1 to 5 for the
    replay, and releases it                                    → crash: the next driver does the same
 
-Its own lost ranges show that this is to do, until a write after step 5 puts ``looked``.
+Its own forgotten ranges show that this is to do, until a write after step 5 puts ``looked``.
 
 This module touches no marker, because the row of a folder decides (``archive.finalize``): finalize
 deletes a marker that is newer than the restored catalog, and a new one lists the current files.
@@ -46,9 +46,9 @@ Step 5 deletes by name, and a driver may stall before it while others do the ran
 it. So names decided in step 2 are never reused: later ranges have other ``names``. A driver that
 lost the partition before step 2 fails there and has deleted nothing. An attempt that was never
 decided has published nothing; a file with its name belongs to another range, committed (its ordinal
-shows that while the head is ours) or lost too. Ordinals of replays count tries, so a lost replay
-may have a later one than the replay that has written the same file again: files that commits name
-stay. A file that no manifest explains stays: publishing refuses to replace it.
+shows that while the head is ours) or forgotten too. Ordinals of replays count tries, so a
+forgotten replay may have a later one than the replay that has written the same file again: files
+that commits name stay. A file that no manifest explains stays: publishing refuses to replace it.
 """
 
 from __future__ import annotations
@@ -110,25 +110,25 @@ class SettingAside(NamedTuple):
         decide: Callable[[Sequence[Put]], None],
         set_replays_aside: Callable[[], list[Aside]],
     ) -> list[Aside]:
-        """Sets lost ranges aside, after ``decide`` has put their rows. Returns which.
+        """Sets forgotten ranges aside, after ``decide`` has put their rows. Returns which.
 
         ``set_replays_aside`` does steps a and b, and is called if they are to do.
         """
         known = committed_manifests(self.context, self.pipeline, self.partition)
-        lost = list(_lost_manifests(self.context, set(keys) - known, head))
-        replayed = set_replays_aside() if lost and self._has_unnamed_replays() else []
-        found = self.look(lost)
+        forgotten = list(_forgotten_manifests(self.context, set(keys) - known, head))
+        replayed = set_replays_aside() if forgotten and self._has_unnamed_replays() else []
+        found = self.look(forgotten)
         for rows in decisions(found):
             decide(rows)
         for each in found:
             self.move(each)
         return [*replayed, *(each.record for each in found)]
 
-    def look(self, lost: Iterable[tuple[str, Manifest]]) -> list[ForgottenRange]:
+    def look(self, forgotten: Iterable[tuple[str, Manifest]]) -> list[ForgottenRange]:
         """Step 1: returns ranges to decide, and decided ranges that are not finished."""
         rows = {row.row: decode_row(row.value, Aside, row.row) for row in self._rows()}
         found: list[ForgottenRange] = []
-        there = [(*each, list(self.sink.published(each[1]))) for each in lost]
+        there = [(*each, list(self.sink.published(each[1]))) for each in forgotten]
         taken = self._committed_files() if any(files for *_, files in there) else set()
         for name, manifest, published in there:
             decided = rows.get(layout.aside_row(name))
@@ -170,7 +170,7 @@ class SettingAside(NamedTuple):
     def _spans(self, files: Iterable[FileEntry]) -> list[Span]:
         """Returns the folders of files that may have a marker.
 
-        A generation that the catalog lost may have had another layout than the one that has its
+        A generation that the catalog forgot may have had another layout than the one that has its
         number now. So folders that this one does not date are among them, without times.
         """
         folders = DateFolders(self.sink.layout())
@@ -199,7 +199,7 @@ class SettingAside(NamedTuple):
 
 
 class ForgottenRange(NamedTuple):
-    """A range that the catalog lost."""
+    """A range that the catalog has forgotten."""
 
     name: str
     record: Aside
@@ -219,7 +219,7 @@ def decisions(found: Iterable[ForgottenRange]) -> Iterator[list[Put]]:
 
 
 def forgotten_files(context: Context, pipeline: str) -> Iterator[FileEntry]:
-    """Yields the files of ranges that a restored catalog lost; a driver will set them aside."""
+    """Yields the files of ranges that a restored catalog forgot; a driver will set them aside."""
     heads: dict[str, Progress | None] = {}
     known: dict[str, set[str]] = {}
     for info in context.store.list(layout.manifests(pipeline)):
@@ -233,7 +233,7 @@ def forgotten_files(context: Context, pipeline: str) -> Iterator[FileEntry]:
         head = heads[partition] or Progress("", 0, 0)
         is_unchecked = int(info.key.split("/")[-2]) >= head.looked
         if is_unchecked and info.key not in known[partition]:
-            for _, manifest in _lost_manifests(context, [info.key], head):
+            for _, manifest in _forgotten_manifests(context, [info.key], head):
                 yield from manifest.files
 
 
@@ -254,7 +254,7 @@ def read_aside(context: Context, pipeline: str) -> list[Aside]:
     ]
 
 
-def _lost_manifests(
+def _forgotten_manifests(
     context: Context, keys: Iterable[str], head: Progress
 ) -> Iterator[tuple[str, Manifest]]:
     """Yields manifests from the head's ordinal on, each with a name; includes merged ones."""
