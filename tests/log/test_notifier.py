@@ -157,7 +157,8 @@ def test_topic_made_again_is_not_changed_and_the_old_one_sends_no_notifications(
         again = a_topic(context, 1)
         with pytest.raises(InvalidError, match="max_latency_ms is 0"):
             change_topic(context, "orders", max_latency_ms=0)
-        with pytest.raises(NotFoundError, match="is another one now"):
+        # The notifier's own thread may have looked first, and has forgotten the topic then.
+        with pytest.raises(NotFoundError, match="is another one now|is deleted"):
             notifier._current(topic.incarnation)
         assert change_topic(context, "orders", max_latency_ms=7).notify == again.notify
 

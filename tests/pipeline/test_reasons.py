@@ -42,6 +42,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 def reasons(home: Home) -> list[str]:
+    """The reasons of a topic's records, in any order within a millisecond."""
     return [record.why for record in read_audit(home.context, home.topic("t"))]
 
 
@@ -88,7 +89,7 @@ def test_no_row_quotes_an_id_in_a_reason_or_as_an_author(
 def test_mark_in_a_reason_stays_as_it_is(home: Home) -> None:
     home.update("t", "order-17", b"2", why="[erased] was erased (erased)")
     home.delete("t", ["erased"])
-    assert reasons(home)[0] == "[erased] was [erased] ([erased])"
+    assert "[erased] was [erased] ([erased])" in reasons(home)
 
 
 def test_reason_of_a_seek_is_replaced_by_an_erasure(home: Home, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_reason_of_a_seek_is_replaced_by_an_erasure(home: Home, tmp_path: Path) 
 def test_reason_of_an_earlier_update_is_replaced_too(home: Home, tmp_path: Path) -> None:
     home.update("t", "order-17", b"2", why="customer-7 paid order-17")
     delete_key(home.context, home.amender("t", Why("me", "customer-7 asked")), b"customer-7")
-    assert reasons(home) == ["[erased] paid order-17", "[erased] asked"]
+    assert sorted(reasons(home)) == ["[erased] asked", "[erased] paid order-17"]
     purge_once(home.context, home.topic("t"), 0)
     assert home.prove_erased("t", keys=[b"customer-7"]).is_erased
     assert files_with(tmp_path, b"customer-7") == []
