@@ -3,9 +3,9 @@
 Drivers, replays, backfills, erasures and sweeps are at work, and the catalog and the store are
 copied at a random moment. Later all processes are killed at once, and the rows are put back to that
 copy; the store stays as it is. A person follows "Backups and restores" of ``docs/operating.md``:
-what ``verify`` names as missing is put back from the copy of the store, and deletes since the copy
-are repeated. Then fresh processes start. This happens once or twice, to the same copy or to another
-one. In the end events that only strays have are recovered.
+what ``verify`` names as missing is put back from the copy of the store, strays are moved out of the
+folder, and deletes since the copy are repeated. Then fresh processes start. This happens once or
+twice, to the same copy or to another one. In the end events that only strays have are recovered.
 
 In every second world the source is another system, which does not go back with the catalog: the
 archive must have every offset again. In the others the topic goes back as well, and other events
@@ -334,7 +334,7 @@ class RestoredWorld(ArchivesWorld):
                 if not self.are_rewrites_left:
                     missing |= {key for key in rewritten if key in self.copy.objects}
                 for each in found:
-                    if each.kind == "decided":
+                    if each.kind in ("decided", "stray"):
                         self.move_out(each.where)
         named = [key for key in sorted(missing) if any(key in text for text in texts)]
         for key in named:

@@ -60,8 +60,8 @@ from tidelog.model.pipeline import (
 from tidelog.model.times import rough_text
 from tidelog.model.topic import decode_row
 from tidelog.pipeline.failures import read_failures
-from tidelog.pipeline.gaps import RemadeError, remade_bounds, source_is_behind
 from tidelog.pipeline.forgotten_ranges import read_aside
+from tidelog.pipeline.gaps import RemadeError, remade_bounds, source_is_behind
 from tidelog.pipeline.source_partitions import track
 from tidelog.store.base import lost_remedy
 

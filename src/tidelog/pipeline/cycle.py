@@ -97,6 +97,7 @@ from tidelog.pipeline.base import (
     manifest_of,
     missing_from,
 )
+from tidelog.pipeline.forgotten_ranges import NAMES_CHARS, SettingAside, manifests_since
 from tidelog.pipeline.gaps import (
     LostError,
     TopicHeads,
@@ -110,7 +111,6 @@ from tidelog.pipeline.gaps import (
     span_to_read,
     vanished_head,
 )
-from tidelog.pipeline.forgotten_ranges import NAMES_CHARS, SettingAside, manifests_since
 from tidelog.pipeline.ranges import (
     FindNext,
     RangeRounds,

@@ -29,8 +29,9 @@ next driver that claims the partition finds the rows and resumes.
 
 A replay of dead letters publishes into the same folders, under the same kind of names. It reads
 what its generation has committed, so a generation with forgotten ranges may have forgotten replays
-of them. These events are no dead letters if the range can parse them now. So before step 2, a driver that
-finds forgotten ranges of a generation and any manifest of a replay that no commit names:
+of them. These events are no dead letters if the range can parse them now. So before step 2, a
+driver that finds forgotten ranges of a generation and any manifest of a replay that no commit
+names:
 
 a. puts new ``names`` into its head, as in step 2             → crash: the next driver does the same
 b. claims the partition of the replay, which fences a driver
