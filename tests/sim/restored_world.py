@@ -13,7 +13,8 @@ get the offsets of those that it lost. In half of the worlds the parser is fixed
 and the restore, so that ranges which are archived again have events that were dead letters. In
 every fifth world dead letters are replayed more often, and the processes are killed when a replay
 has decided its files and published none of them, if an earlier one has read since the copy: after
-the restore a replay writes the same files again, with a smaller number.
+the restore a replay writes the same files again, with a smaller number. The store is a replica
+there, without the last files of dead letters that replays wrote.
 """
 
 from __future__ import annotations
@@ -264,6 +265,18 @@ class RestoredWorld(ArchivesWorld):
         self.scheduler.time.advance(self.random.choice([60, 3_600, 9 * 86_400]))
         self.done.restores += 1
         self.is_incomplete = True
+        if self.ends_in_replay:
+            self._lose_letters()
+
+    def _lose_letters(self) -> None:
+        """The store is a replica now, without the last files of dead letters that replays wrote."""
+        lost = [
+            file["target"]
+            for key in self._new_replays()
+            for file in self.folders.manifest(key)["files"]
+            if file["kind"] == "dead" and self.bare_objects.holds(file["target"])
+        ]
+        self.bare_objects.delete(lost)
 
     def _partitions_back(self) -> Iterator[tuple[str, dict[str, Row]]]:
         """The rows after the restore; those of a source outside stay as they are."""
