@@ -217,7 +217,7 @@ class MaintenanceCalls(ABC):
         """
         from tidelog.erasure.delete import delete_events, delete_key
 
-        check_options("erase", options, EraseOptions)
+        check_options("erase", options, EraseOptions, ("key", "why", "prove"))
         wanted = [ids] if isinstance(ids, str) else list(ids)
         if bool(wanted) == (key is not None):
             raise _ids_or_key("erase")
@@ -267,7 +267,7 @@ class MaintenanceCalls(ABC):
         from tidelog.erasure.delete import erase_strays
         from tidelog.maintenance.purge import ErasureWatch, purge_and_prove
 
-        check_options("purge_and_prove", options, ProveOptions)
+        check_options("purge_and_prove", options, ProveOptions, ("keys", "why", "deleted"))
         context = self._with_tasks(
             f"erase {topic}", options.get("spark"), options.get("spark_conf")
         )
@@ -500,7 +500,7 @@ class MaintenanceCalls(ABC):
         >>> [done.new_start for done in home.trim("orders", tidelog.ToOffsets({0: 2}))]
         [2]
         """
-        check_options("trim", options, TrimOptions, _TRIM_TO)
+        check_options("trim", options, TrimOptions, others=_TRIM_TO)
         wanted = to if before is None else before
         if wanted is None or None not in (to, before):
             raise InvalidError("trim: give one of `to` and `before`")
