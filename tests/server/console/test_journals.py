@@ -131,6 +131,7 @@ def test_all_events_of_an_id_or_key_are_counted_before_an_erasure(
     assert "All events with the id note 7 will be erased: 3 events ." in text_of(asked.text)
     asked = browser.send(page, ERASE, key="person-3", why="request 2026-118")
     assert "will be erased: 12 events ." in text_of(asked.text)
+    assert "The first 10 of them:" in text_of(asked.text)
 
 
 def test_an_erasure_says_whose_and_why(served: Served, browser: Browser) -> None:
