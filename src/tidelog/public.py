@@ -139,7 +139,7 @@ from tidelog.model.playback import TimeRange as TimeRange
 from tidelog.model.token import Grant as Grant
 from tidelog.model.token import Token as Token
 from tidelog.model.topic import Topic as Topic
-from tidelog.pipeline.base import CycleReport as CycleReport
+from tidelog.pipeline.pipeline import CycleReport as CycleReport
 from tidelog.pipeline.pump import PumpPartition as PumpPartition
 from tidelog.pipeline.pump import PumpStatus as PumpStatus
 from tidelog.pipeline.seek import PositionMove as PositionMove

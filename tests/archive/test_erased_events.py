@@ -39,8 +39,8 @@ from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.purge import purge_once
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows, LocalWorkers, Task
 from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.tasks import NO_ERASED_ROWS, ErasedRows, LocalWorkers, Task
 from tidelog.settings import Settings
 from tidelog.spark import workers
 from tidelog.testing.scheduler import Crash

@@ -31,7 +31,7 @@ from tidelog.errors import UnavailableError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import Task, TaskOutcome, run_task
+from tidelog.pipeline.tasks import Task, TaskOutcome, run_task
 
 __all__ = ["home"]
 

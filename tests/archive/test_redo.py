@@ -29,7 +29,7 @@ from tidelog.home import World, create_home
 from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import RedoPart
 from tidelog.model.pipeline import FileEntry
-from tidelog.pipeline.cycle import CycleReport
+from tidelog.pipeline.pipeline import CycleReport
 from tidelog.settings import Settings
 
 DAY_MS = 86_400_000

@@ -32,8 +32,8 @@ from tidelog.maintenance.purge import purge_once
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Begin
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.faults import FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 

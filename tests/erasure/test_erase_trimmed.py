@@ -27,8 +27,8 @@ from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.purge import purge_once
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 

@@ -25,9 +25,9 @@ from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.topic import Run
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import PipelineFailures, read_failures
+from tidelog.pipeline.tasks import LocalWorkers
 
 KEY = b"customer-7"
 

@@ -28,8 +28,8 @@ from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.pipeline.base import Task, TaskOutcome, run_task
 from tidelog.pipeline.forgotten_ranges import read_aside
+from tidelog.pipeline.tasks import Task, TaskOutcome, run_task
 from tidelog.testing.faults import Faults, FaultyStore
 from tidelog.testing.scheduler import Crash
 

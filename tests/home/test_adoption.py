@@ -36,9 +36,9 @@ from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import NamedPipeline
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.registry import check_reach
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.playback.request import PlaybackRequest, pinned_playback
 from tidelog.settings import load_settings
 from tidelog.store.memory import MemoryStore

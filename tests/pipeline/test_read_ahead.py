@@ -25,10 +25,11 @@ from tidelog.maintenance.pipeline_sweep import _read_named
 from tidelog.model import layout
 from tidelog.model.pipeline import Begin, Manifest, read_manifest
 from tidelog.pipeline import ranges
-from tidelog.pipeline.base import LocalWorkers, Pipeline, Workers
-from tidelog.pipeline.cycle import Cycle, CycleReport
+from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.ranges import FilePolicy, NextRange, WaitingEvents
+from tidelog.pipeline.tasks import LocalWorkers, Workers
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash
 

@@ -30,9 +30,10 @@ from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.purge import purge_once
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.limits import HEADERS_MAX, ID_BYTES_MAX, OWN_HEADERS_MAX, TIMESTAMP_MS_END
-from tidelog.pipeline.base import CycleReport, LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import CycleReport
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 
 HEADERS = [["h", None]] * (HEADERS_MAX + OWN_HEADERS_MAX + 1)
 ODD: dict[str, dict[str, Any]] = {

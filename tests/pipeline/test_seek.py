@@ -20,10 +20,10 @@ from tidelog.coordination.audit import read_actions
 from tidelog.coordination.pipeline_rows import list_pipelines
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import World, create_home
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.seek import _Seek
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 

@@ -23,9 +23,9 @@ from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
 from tidelog.model.pipeline import Intent
 from tidelog.model.topic import encode_row
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.playback.session import NamedPlayback, find_playback, start_playback
 
 COMMANDS = {

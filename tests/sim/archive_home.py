@@ -48,9 +48,9 @@ from tidelog.maintenance import pipeline_sweep as compact
 from tidelog.model import limits
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import Event
-from tidelog.pipeline.base import LocalWorkers, Workers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import FilePolicy, WaitingEvents
+from tidelog.pipeline.tasks import LocalWorkers, Workers
 from tidelog.settings import Settings
 from tidelog.store.base import Store
 from tidelog.testing.faults import Fault, Process

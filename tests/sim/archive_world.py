@@ -43,9 +43,9 @@ from tidelog.maintenance.purge import purge_once
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.topic import Topic
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 
 __all__ = ["ArchivesWorld", "Done"]
 

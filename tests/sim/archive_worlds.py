@@ -42,9 +42,10 @@ from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.purge import purge_once
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
-from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.ranges import WaitingEvents
+from tidelog.pipeline.tasks import Workers
 from tidelog.testing.faults import Fault, FaultyCatalog, FaultyStore
 
 __all__ = [

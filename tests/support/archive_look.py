@@ -12,8 +12,8 @@ from tidelog.archive.archive import create_archive, open_pipeline
 from tidelog.codec.parsers import LayoutSettings, ParsedValues
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive, ArchiveFormat, Start
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 FIRST_S = 1_794_700_800  # 2026-11-15

@@ -16,9 +16,9 @@ from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.codec.parsers import Layout, LayoutSettings, open_parser
 from tidelog.connectors.archive import sink as files
 from tidelog.home import open_home
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import FilePolicy
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.store.base import Store
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 

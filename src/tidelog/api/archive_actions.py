@@ -31,7 +31,7 @@ from tidelog.errors import InvalidError, TidelogError, UnavailableError, contain
 from tidelog.maintenance.purge import ArchivedEvents, ErasureWatch, erase_archived_and_prove
 from tidelog.model import defaults
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.base import CycleReport
+from tidelog.pipeline.pipeline import CycleReport
 from tidelog.settings import check_options
 
 __all__ = [

@@ -74,9 +74,10 @@ from tidelog.model.event import to_iso
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.schema import OBJECTS
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.source_partitions import list_seen
+from tidelog.pipeline.tasks import Workers
 from tidelog.store.base import Store
 
 __all__ = [

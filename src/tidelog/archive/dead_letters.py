@@ -73,9 +73,9 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.pipeline import FileCounts, FileEntry, Manifest
-from tidelog.pipeline.base import Pipeline, Workers
-from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions, new_stop
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
+from tidelog.pipeline.tasks import Workers
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore

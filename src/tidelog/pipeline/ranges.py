@@ -83,12 +83,15 @@ from tidelog.model import defaults, layout
 from tidelog.model.limits import RANGE_CUTS_MAX
 from tidelog.model.pipeline import FileEntry, Intent, Manifest, offsets_between
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.base import ParallelWorkers, Pipeline, Task, TaskOutcome, TaskOutput, Track
+from tidelog.pipeline.partition_state import PartitionState
+from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.tasks import ParallelWorkers, Task, TaskOutcome, TaskOutput
 
 __all__ = [
     "FilePolicy",
     "FindNext",
     "NextRange",
+    "RangeAhead",
     "RangeResult",
     "RangeRounds",
     "Results",
@@ -281,23 +284,23 @@ def divide_reader(source: Source, reader: RangeReader, cuts: Sequence[str]) -> l
 
 
 def plan_tasks(
-    pipeline: Pipeline, track: Track, intent: Intent, ordinal: int, ids: Ids
+    pipeline: Pipeline, state: PartitionState, intent: Intent, ordinal: int, ids: Ids
 ) -> list[Task]:
     """Returns a task for each cut of a range, which stages in a folder of its own.
 
     ``ordinal`` is that of its first event. Raises ``NotFoundError`` if the range is not there.
     """
     start = intent.lost[-1].end if intent.lost else intent.start
-    wanted = SourceRange(track.partition, start, intent.limit, ordinal, intent.incarnation)
-    track.reader = reader = pipeline.source.reader(wanted)
+    wanted = SourceRange(state.partition, start, intent.limit, ordinal, intent.incarnation)
+    state.reader = reader = pipeline.source.reader(wanted)
     sink = pipeline.sink
-    if track.head.names and isinstance(sink, AsideSink):
-        sink = sink.with_suffix(track.head.names)
-    transform = "" if track.carried and track.carried.as_is else pipeline.transform
-    track.erased = pipeline.erased(track.partition.text)  # since the intent; later ones wait
+    if state.head.names and isinstance(sink, AsideSink):
+        sink = sink.with_suffix(state.head.names)
+    transform = "" if state.carried and state.carried.as_is else pipeline.transform
+    state.erased = pipeline.erased(state.partition.text)  # since the intent; later ones wait
     parts = divide_reader(pipeline.source, reader, intent.cuts)
-    where = (pipeline.id, track.partition.text, track.head.epoch)
-    task = Task(reader, sink, "", transform, erased=track.erased, title=pipeline.heading)
+    where = (pipeline.id, state.partition.text, state.head.epoch)
+    task = Task(reader, sink, "", transform, erased=state.erased, title=pipeline.heading)
     return [
         replace(task, reader=part, staging=layout.staging(*where, ids.new()), cut=number)
         for number, part in enumerate(parts)
@@ -448,6 +451,14 @@ def _outcomes(pipeline: Pipeline, tasks: Sequence[Task], drivers: int) -> Iterat
     except Exception as exc:  # noqa: BLE001 - what is done of the others stays done
         for partition, cut in sorted(left):
             yield TaskOutcome(partition, error=unexpected("workers", exc), cut=cut)
+
+
+class RangeAhead(NamedTuple):
+    """A decided range, and the tasks that read ahead of it."""
+
+    state: PartitionState
+    manifest: Manifest
+    tasks: list[Task]
 
 
 class NextRange(NamedTuple):

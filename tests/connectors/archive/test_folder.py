@@ -18,8 +18,9 @@ from tidelog.codec.parsers import LayoutSettings
 from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings
 from tidelog.context import Context
 from tidelog.errors import InvalidError
-from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.tasks import LocalWorkers
 
 
 def a_run(folder: Path) -> Callable[[], int]:

@@ -29,8 +29,9 @@ from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import Source, SourcePartition, SourceRange
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
-from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.tasks import LocalWorkers
 
 DAY_MS = 86_400_000
 FIRST_MS = 1_794_700_800_000  # 2026-11-15
