@@ -26,7 +26,7 @@ from tidelog.connectors.archive import sink
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import counting_files
 from tidelog.home import World, create_home
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import RedoPart
 from tidelog.model.pipeline import FileEntry
 from tidelog.pipeline.pipeline import CycleReport
@@ -243,7 +243,7 @@ def test_event_that_is_erased_while_files_are_copied_is_in_no_generation(
         made = copy_files(*args)
         if not times:  # after the first copies
             home.delete("t", ["id-1"], why="asked")
-            purge_once(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
+            purge(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
         times.append(len(made))
         return made
 
@@ -255,7 +255,7 @@ def test_event_that_is_erased_while_files_are_copied_is_in_no_generation(
     assert live(home) == left
     assert listed(home, archive.reload(), 1) == left
     home.delete("t", ["id-5"], why="asked")
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     archive.redo(dates=[DAYS[0]])
     archive.promote()
     assert live(home) == left - Counter([5])

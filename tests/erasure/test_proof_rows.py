@@ -21,7 +21,7 @@ from tidelog.erasure import proof_search as proof
 from tidelog.erasure.proof import Trace
 from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.journal.listing import MovedError, covering
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.topic import Run
@@ -41,7 +41,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 def prove(home: Home) -> list[Trace]:
-    purge_once(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
     return home.prove_erased("t", keys=[KEY]).traces
 
 
@@ -50,7 +50,7 @@ def test_proof_beside_compiles_reads_again_or_lists_what_it_could_not_see(
     home: Home, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     home.delete_key("t", KEY)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     failures = iter([MovedError("no row holds offset 0")] * times)
 
     def move(*given: Any) -> Iterator[Run]:
@@ -104,7 +104,7 @@ def drive(home: Home, archive: Archive, generation: int | None = None) -> None:
 
 
 def prove_id(home: Home, name: str) -> list[Trace]:
-    purge_once(home.context, home.topic("s"), grace_ms=0, wait_ms=0)
+    purge(home.context, home.topic("s"), grace_ms=0, wait_ms=0)
     return home.prove_erased("s", ids=[name]).traces
 
 

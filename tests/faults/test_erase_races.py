@@ -29,7 +29,7 @@ from tidelog.erasure.rewrite_range import FileRewriter
 from tidelog.errors import CorruptError
 from tidelog.maintenance import pipeline_sweep as sweep
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive
 from tidelog.pipeline.tasks import LocalWorkers
@@ -71,7 +71,7 @@ def test_a_topic_that_was_made_anew_is_another_one(home: Home) -> None:
     home.create_topic("t", 1)
     people(home, "e", "f", "same", "h")
     home.delete("t", ["same", "h"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     ArchiveEraser(home.context).turn()
     assert values(home, archive) == ["a", "b", "same", "d"]
     assert home.prove_erased("t", ids=["same"]).is_erased
@@ -121,7 +121,7 @@ def test_no_proof_is_given_while_a_range_is_under_way(
 ) -> None:
     archive, paused = deleted_while_it_is_archived(home, monkeypatch)
     topic = home.topic("t")
-    assert [each.waiting for each in purge_once(home.context, topic, 0, wait_ms=0).archives] == [1]
+    assert [each.waiting for each in purge(home.context, topic, 0, wait_ms=0).archives] == [1]
     proof = home.prove_erased(topic.name, ids=["gone"])
     (trace,) = proof.traces
     assert trace.do.startswith("let a driver finish it, such as `tidelog archive run ")
@@ -129,7 +129,7 @@ def test_no_proof_is_given_while_a_range_is_under_way(
     paused.thread.join()
     assert values(home, archive) == ["a", "gone", "c"]
     assert not home.prove_erased(topic.name, ids=["gone"]).is_erased, "it came into the archive"
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     assert home.prove_erased(topic.name, ids=["gone"]).is_erased
 
 
@@ -138,7 +138,7 @@ def test_an_erasure_waits_for_a_range_under_way(
 ) -> None:
     archive, paused = deleted_while_it_is_archived(home, monkeypatch)
     threading.Timer(0.3, paused.go.set).start()
-    (report,) = purge_once(home.context, home.topic("t"), 0, wait_ms=60_000).archives
+    (report,) = purge(home.context, home.topic("t"), 0, wait_ms=60_000).archives
     paused.thread.join()
     assert (report.events, report.waiting) == (1, 0)
     assert values(home, archive) == ["a", "c"]
@@ -387,7 +387,7 @@ def test_dead_letters_that_a_replay_removed_do_not_stop_an_erasure_that_died(
     if not staged:
         home.store.delete(staging)
     sweep_archives(home.context, 0)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert home.prove_erased("t", ids=["three"]).is_erased
     assert problems(home, archive) == []
     assert values(home, archive) == [value(6).decode()]
@@ -408,7 +408,7 @@ def test_dead_letters_that_a_replay_removes_meanwhile_do_not_stop_an_erasure(
         return batches(files, manifest, file)
 
     monkeypatch.setattr(ArchiveFiles, "batches", replayed)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert home.prove_erased("t", ids=["three"]).is_erased
     assert problems(home, archive) == []
 
@@ -422,7 +422,7 @@ def test_proof_beside_files_that_are_changed_says_to_prove_again(
         home.append("t", [Event(value(number), id=name)], partition=0)
     drive(home, archive)
     home.delete("t", ["one"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     batches = ArchiveFiles.batches
 
     def changing(files: ArchiveFiles, manifest: Any, file: Any) -> Any:
@@ -477,7 +477,7 @@ def test_an_archive_as_a_source_is_read_as_an_erasure_left_it(home: Home) -> Non
     (partition,) = source.partitions()
     bounds = source.bounds([partition])[partition]
     home.delete("t", ["gone"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     for start in (bounds.first, "1", "3"):
         chunks = source.read(SourceRange(partition, start, bounds.end, 0))
         found = [v for chunk in chunks for v in chunk.batch.column("value").to_pylist()]
@@ -502,4 +502,4 @@ def test_one_damaged_archive_does_not_stop_the_others(home: Home) -> None:
     assert values(home, archives[2]) == ["stays-c"]
     assert [report.archive for report in eraser.turn()] == ["b"], "what failed is tried again"
     with pytest.raises(CorruptError):
-        purge_once(home.context, home.topic("t"), grace_ms=0)
+        purge(home.context, home.topic("t"), grace_ms=0)

@@ -19,7 +19,7 @@ from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import UnavailableError
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model import layout
 from tidelog.model.pipeline import Intent
 from tidelog.model.topic import encode_row
@@ -56,7 +56,7 @@ def shell(tmp_path: Path) -> Shell:
 
 def erase(shell: Shell, topic: str) -> None:
     shell.made.delete(topic, ["gone"])
-    purge_once(shell.made.context, shell.made.topic(topic), 0)
+    purge(shell.made.context, shell.made.topic(topic), 0)
 
 
 def proof(shell: Shell, topic: str = "t") -> Proof:

@@ -154,7 +154,7 @@ def erase_trimmed(
 ) -> ErasedFromArchives:
     """Erases what archives of a topic hold under ids or a key, and the topic has trimmed.
 
-    The next ``purge_once`` or turn of the scribe deletes the bytes from the files. Safe to repeat.
+    The next ``purge`` or turn of the scribe deletes the bytes from the files. Safe to repeat.
     """
     sought = matcher_of(ids, key)
     first = reachable_archives_of(context, topic)
