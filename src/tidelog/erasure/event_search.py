@@ -54,10 +54,10 @@ __all__ = [
     "SourceOffset",
     "UnfinishedRange",
     "check_trimmed",
-    "clean_files",
-    "clean_objects",
     "files_to_search",
+    "files_without",
     "matcher_of",
+    "objects_without",
     "ranges_under_way",
     "search_aside",
     "search_generation",
@@ -185,7 +185,7 @@ def _search_partitions(
     begun = {partition: () for partition, end in ends.items() if end != 0}
     files = files_to_search(context, archive, generation, begun)
     new = (each for each in files if each.file not in search.searched)
-    search.searched |= clean_files(context, archive.name, new, search.sought)
+    search.searched |= files_without(context, archive.name, new, search.sought)
     for partition, end in ends.items():
         own = origin_of(context, archive.pipeline(generation), partition)
         if own is not None and end != 0:
@@ -415,7 +415,7 @@ class _TopicObject:
         return all(run.journal is None for run in self.runs)
 
 
-def clean_files(
+def files_without(
     context: Context,
     archive: str,
     files: Iterable[_ArchivedFile],
@@ -436,7 +436,7 @@ def clean_files(
     return found
 
 
-def clean_objects(
+def objects_without(
     context: Context,
     store: Store,
     objects: Iterable[tuple[ObjectInfo, Sequence[Run]]],

@@ -44,7 +44,7 @@ from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.aside_files import AsideFiles, aside_origins
 from tidelog.erasure.chosen_names import chosen_names
-from tidelog.erasure.event_search import clean_files, clean_objects, files_to_search
+from tidelog.erasure.event_search import files_to_search, files_without, objects_without
 from tidelog.erasure.matcher import (
     EventMatcher,
     has_columns,
@@ -60,7 +60,8 @@ from tidelog.erasure.metadata_objects import (
     folder_values,
     is_named_by_events,
 )
-from tidelog.erasure.proof import UNREADABLE, ObjectSearch, Proof
+from tidelog.erasure.object_search import UNREADABLE, ObjectSearch
+from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_scope import (
     DeletedTopicScope,
     Generation,
@@ -202,7 +203,7 @@ class _ProofSearch(ObjectSearch):
         live = self._live(topic)
         values = self._values(topic)
         folder = f"topics/{topic.incarnation}/"
-        clean = self._clean_objects(store, folder, live)
+        clean = self._objects_without(store, folder, live)
         for info in store.list(folder):
             data = self.get(store, info, clean)
             if data is None:
@@ -226,7 +227,7 @@ class _ProofSearch(ObjectSearch):
             if not self.is_done((store.url, info.key)):
                 self.unexplained(store, info, "its topic is being deleted", remedies.SWEEP)
 
-    def _clean_objects(
+    def _objects_without(
         self, store: Store, folder: str, live: Mapping[str, list[tuple[int, Run]]]
     ) -> set[str]:
         """Returns the segments and journals in which tasks have found nothing."""
@@ -236,7 +237,7 @@ class _ProofSearch(ObjectSearch):
             if (store.url, info.key) not in self._seen
             and (info.key in live or info.key.startswith(f"{folder}segments/"))
         )
-        return clean_objects(self._context, store, objects, self._sought, self._progress)
+        return objects_without(self._context, store, objects, self._sought, self._progress)
 
     def _live(self, topic: Topic) -> dict[str, list[tuple[int, Run]]]:
         """Returns what rows name, by object."""
@@ -378,7 +379,7 @@ class _ProofSearch(ObjectSearch):
         for partition in own:
             self._under_way(archive, pipeline, partition, gone[partition])
         files = files_to_search(self._context, archive, generation, gone)
-        clean = clean_files(self._context, archive.name, files, self._sought, self._progress)
+        clean = files_without(self._context, archive.name, files, self._sought, self._progress)
         for partition in read_partitions(self._context, pipeline):
             for manifest, file in counting_files(self._context, pipeline, partition):
                 key = (store.url, file.target)
