@@ -21,7 +21,7 @@ from tests.support.kinesis_server import running_kinesis
 from tidelog import ArchiveHandle, Event, Home, InvalidError, NotFoundError
 from tidelog.archive.archive import FormatOptions, archive_format
 from tidelog.archive.generations import begin_backfill
-from tidelog.codec.parsers import Layout, LayoutSettings
+from tidelog.codec.parsers import FolderPaths, FolderSettings
 from tidelog.connectors.archive import sink
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import counting_files
@@ -145,16 +145,16 @@ class Doubling:
     changes_values = True
     factor = 2
 
-    def __init__(self, argument: str, settings: LayoutSettings) -> None:
+    def __init__(self, argument: str, settings: FolderSettings) -> None:
         self._settings = settings
 
-    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+    def lay_out(self, batch: pa.RecordBatch) -> FolderPaths:
         found = [json.loads(each) for each in batch.column("value").to_pylist()]
         values = [json.dumps({**each, "twice": each["n"] * self.factor}) for each in found]
         paths = pa.array([self._settings.name_of(each["at"]) for each in found])
         nothing = pa.nulls(len(found), pa.string())
         times = pa.nulls(len(found), pa.int64())
-        return Layout(
+        return FolderPaths(
             paths.dictionary_encode(), nothing, times, pa.array([v.encode() for v in values])
         )
 

@@ -23,7 +23,7 @@ from tidelog.archive.read import ArchiveFiles
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.avro import AvroFormat
-from tidelog.codec.parsers import Layout, LayoutSettings
+from tidelog.codec.parsers import FolderPaths, FolderSettings
 from tidelog.connectors.archive.staging import Spool
 from tidelog.erasure.proof import Trace
 from tidelog.maintenance.pipeline_sweep import sweep_archives
@@ -320,14 +320,14 @@ def dies(*_: object) -> None:
 class ByUser:
     """A parser of a user's own: a folder for each user, with no time in it."""
 
-    def __init__(self, argument: str, settings: LayoutSettings) -> None:
+    def __init__(self, argument: str, settings: FolderSettings) -> None:
         self._prefix = argument
 
-    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+    def lay_out(self, batch: pa.RecordBatch) -> FolderPaths:
         users = [json.loads(value)["user"] for value in batch.column("value").to_pylist()]
         paths = pa.array([f"{self._prefix}{user}" for user in users]).dictionary_encode()
         nulls = pa.nulls(batch.num_rows, pa.string())
-        return Layout(paths, nulls, pa.nulls(batch.num_rows, pa.int64()))
+        return FolderPaths(paths, nulls, pa.nulls(batch.num_rows, pa.int64()))
 
 
 OWN = "tests.erasure.test_proof_everything:ByUser|user="

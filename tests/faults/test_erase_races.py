@@ -20,7 +20,7 @@ from tidelog.archive.iceberg import IcebergTable
 from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
 from tidelog.archive.tables import change_tables, register
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
-from tidelog.connectors.archive.staging import Uploads
+from tidelog.connectors.archive.staging import StagedFiles
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import SourceRange
 from tidelog.erasure import rewrite as erase
@@ -90,16 +90,16 @@ class Paused:
     """A driver whose task has read its range, and stages it when it is told to."""
 
     def __init__(self, home: Home, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-        real, own = Uploads.add, threading.current_thread()
+        real, own = StagedFiles.add, threading.current_thread()
         self.go, there = threading.Event(), threading.Event()
 
-        def add(uploads: Uploads, *given: Any) -> None:
+        def add(uploads: StagedFiles, *given: Any) -> None:
             if threading.current_thread() is not own:
                 there.set()
                 assert self.go.wait(60)
             real(uploads, *given)
 
-        monkeypatch.setattr(Uploads, "add", add)
+        monkeypatch.setattr(StagedFiles, "add", add)
         self.thread = threading.Thread(target=drive, args=(home, archive))
         self.thread.start()
         assert there.wait(60)
@@ -244,21 +244,21 @@ def test_a_sweep_leaves_alone_what_an_erasure_stages(
     archive = an_archive(home)
     drive(home, archive)
     dead_after_intending(home, monkeypatch)
-    close, swept = Uploads.close, list[int]()
+    close, swept = StagedFiles.close, list[int]()
 
-    def swept_meanwhile(uploads: Uploads) -> Any:
+    def swept_meanwhile(uploads: StagedFiles) -> Any:
         entries = close(uploads)
         if swept:
             return entries
         with monkeypatch.context() as inner:
-            inner.setattr(Uploads, "close", close)
+            inner.setattr(StagedFiles, "close", close)
             if not finishes:
                 inner.setattr(sweep, "finish_rewrites", lambda *_: None)
             swept.append(sweep_archives(home.context, grace_ms=-1).objects_deleted)
         return entries
 
     with monkeypatch.context() as patch:
-        patch.setattr(Uploads, "close", swept_meanwhile)
+        patch.setattr(StagedFiles, "close", swept_meanwhile)
         (report,) = erase_from_archives(home.context, home.topic("t"), {0: {1}})
     if not finishes:
         assert (report.events, swept) == (1, [0])
@@ -272,9 +272,9 @@ def test_an_erasure_whose_staged_copies_are_gone_begins_anew(
     people(home, "a", "gone", "c")
     archive = an_archive(home)
     drive(home, archive)
-    close, lost = Uploads.close, list[str]()
+    close, lost = StagedFiles.close, list[str]()
 
-    def losing(uploads: Uploads) -> Any:
+    def losing(uploads: StagedFiles) -> Any:
         entries = close(uploads)
         if not lost:
             lost.extend(entry.staged for entry in entries)
@@ -282,7 +282,7 @@ def test_an_erasure_whose_staged_copies_are_gone_begins_anew(
         return entries
 
     with monkeypatch.context() as patch:
-        patch.setattr(Uploads, "close", losing)
+        patch.setattr(StagedFiles, "close", losing)
         (report,) = erase_from_archives(home.context, home.topic("t"), {0: {1}})
     assert lost
     assert report.events == 1

@@ -61,7 +61,7 @@ RATES = {
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """A range makes several segments, and a segment has several pieces."""
-    monkeypatch.setattr("tidelog.log.producer.append_plan.SEGMENT_EVENTS_MAX", 4)
+    monkeypatch.setattr("tidelog.log.producer.staged.SEGMENT_EVENTS_MAX", 4)
 
 
 class KeyedSource(ListSource):

@@ -19,12 +19,13 @@ from tidelog.home import create_home, open_home
 from tidelog.journal import amendment_writer as marks
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_steps import CompilePolicy
-from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
-from tidelog.log.producer.append import Appender, StoredSegment
-from tidelog.log.producer.append_plan import StagedSegment
+from tidelog.log.producer.append import Appender
+from tidelog.log.producer.append_plan import StoredSegment
+from tidelog.log.producer.copier import Copier, append_staged
 from tidelog.log.producer.idempotent_append import append_once
+from tidelog.log.producer.staged import StagedSegment
 from tidelog.settings import load_settings
 from tidelog.store.base import put_fresh
 

@@ -24,9 +24,9 @@ from tidelog.connectors.topic.segments import EventLimit
 from tidelog.connectors.topic.sink import TopicPlaybackSink, TopicSettings, TopicSink
 from tidelog.context import Context
 from tidelog.home import Home, World, create_home
-from tidelog.log.ledger import Copier
 from tidelog.log.partition_reader import Reader
-from tidelog.log.producer.append_plan import StagedSegment
+from tidelog.log.producer.copier import Copier
+from tidelog.log.producer.staged import StagedSegment
 from tidelog.model import layout
 from tidelog.model.event import Event as Stored
 from tidelog.model.topic import Topic

@@ -165,7 +165,7 @@ def test_reading_ahead_saves_the_write_of_each_intent() -> None:
 
 
 def test_cycle_without_more_to_read_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "run_aside", None)
+    monkeypatch.setattr(ranges, "run_in_thread", None)
     archive = AheadArchive(ListSource(1, STEP))
     archive.run_once()
     archive.check()
@@ -176,7 +176,7 @@ def test_cycle_without_more_to_read_starts_no_thread(monkeypatch: pytest.MonkeyP
 def test_driver_that_dies_after_any_call_is_finished_by_the_next(
     call: int, order: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "run_aside", order)
+    monkeypatch.setattr(ranges, "run_in_thread", order)
     archive = AheadArchive(ListSource(1, 12))
     faults = Faults(crash_after_call=call)
     died = False

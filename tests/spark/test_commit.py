@@ -17,11 +17,11 @@ from tidelog.codec.event_batch import Contents, table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError, UnavailableError
-from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.partition_reader import Reader
-from tidelog.log.producer.append_plan import StagedSegment
+from tidelog.log.producer.copier import Copier, append_staged
+from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.model import layout
 from tidelog.model.event import Event

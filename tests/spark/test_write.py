@@ -150,7 +150,7 @@ def orders(home: Home) -> Topic:
 def test_rows_without_a_key_take_turns(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = pa.record_batch({"value": pa.array([b"x"] * 10)})
     assert stage_rows(home, rows) == [(0, 10)]
-    monkeypatch.setattr("tidelog.log.producer.append_plan.SEGMENT_EVENTS_MAX", 4)
+    monkeypatch.setattr("tidelog.log.producer.staged.SEGMENT_EVENTS_MAX", 4)
     assert stage_rows(home, rows) == [(0, 4), (1, 4), (2, 2)]
 
 

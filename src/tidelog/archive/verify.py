@@ -50,7 +50,7 @@ from tidelog.archive.verify_checks import (
 from tidelog.archive.verify_remedies import damage_remedy, intent_remedy
 from tidelog.catalog.base import Row
 from tidelog.catalog.update import read_if_stable
-from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.parsers import FolderSettings
 from tidelog.concurrency import Pool
 from tidelog.connectors.archive.staging import is_published
 from tidelog.connectors.by_url import store_at
@@ -365,7 +365,7 @@ class _VerifyLook:
             return  # that explains any difference
         written_as = self._archive.format_of(self.tally.generation)
         as_live = msgspec.structs.replace(self._archive, generation=self.tally.generation)
-        folders = DateFolders(LayoutSettings(**written_as.layout))
+        folders = DateFolders(FolderSettings(**written_as.layout))
         counter = FolderCounter(self.context, as_live, folders, 0)
 
         def read() -> list[Problem] | None:

@@ -56,7 +56,7 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
 from tidelog.catalog.update import attempts
-from tidelog.connectors.sink import AsideSink
+from tidelog.connectors.sink import FileSink
 from tidelog.connectors.source import Bounds, SourcePartition, SourceRange, TrackingSource
 from tidelog.context import Context
 from tidelog.coordination.commits import load_manifest
@@ -342,14 +342,14 @@ class Cycle:
 
     def _unchecked_manifests(self, partition: SourcePartition, epoch: int) -> Sequence[str]:
         """In step 1: returns manifests that a restored catalog may have lost, once each."""
-        if partition in self._looked or not isinstance(self._pipeline.sink, AsideSink):
+        if partition in self._looked or not isinstance(self._pipeline.sink, FileSink):
             return ()
         return manifests_since(self._context, self._pipeline.id, partition.text, epoch)
 
     def _set_aside(self, state: PartitionState, report: CycleReport) -> None:
         """Before step 3: sets files of forgotten ranges aside (``forgotten_ranges``)."""
         sink, partition = self._pipeline.sink, state.partition.text
-        if state.unchecked and isinstance(sink, AsideSink):
+        if state.unchecked and isinstance(sink, FileSink):
             work = SettingAside(self._context, self._pipeline.id, partition, sink)
             decide, replays = partial(self._commit_aside, state), partial(self._beside, state)
             report.aside += work.run(state.unchecked, state.head, decide, replays)

@@ -53,8 +53,8 @@ from typing import NamedTuple
 from tidelog.clock import Ids
 from tidelog.connectors.archive.reader import CarriedReader
 from tidelog.connectors.sink import (
-    AsideSink,
     CopyingSink,
+    FileSink,
     JudgingSink,
     RecordRefusedError,
     Sink,
@@ -107,7 +107,7 @@ __all__ = [
     "parts_of",
     "plan_tasks",
     "read_no_more",
-    "run_aside",
+    "run_in_thread",
     "run_ranges",
     "waves_max",
 ]
@@ -193,7 +193,7 @@ def waves_max(pipeline: Pipeline, at_once: Mapping[SourcePartition, int]) -> int
     The next job takes time to start, while no task runs. Sinks other than files send a range as a
     whole, and a rate is shared by all tasks of a job: these have one wave.
     """
-    has_files, workers = isinstance(pipeline.sink, AsideSink), pipeline.workers
+    has_files, workers = isinstance(pipeline.sink, FileSink), pipeline.workers
     if not has_files or pipeline.rate is not None:
         return 1
     if not at_once or not isinstance(pipeline.source, DividingSource):
@@ -294,7 +294,7 @@ def plan_tasks(
     wanted = SourceRange(state.partition, start, intent.limit, ordinal, intent.incarnation)
     state.reader = reader = pipeline.source.reader(wanted)
     sink = pipeline.sink
-    if state.head.names and isinstance(sink, AsideSink):
+    if state.head.names and isinstance(sink, FileSink):
         sink = sink.with_suffix(state.head.names)
     transform = "" if state.carried and state.carried.as_is else pipeline.transform
     state.erased = pipeline.erased(state.partition.text)  # since the intent; later ones wait
@@ -510,7 +510,7 @@ class RangeRounds:
     def start(self, tasks: Sequence[Task]) -> None:
         """Starts the tasks of the next round, if there are any."""
         if tasks:
-            self._ahead = run_aside(lambda: list(self.run(tasks)))
+            self._ahead = run_in_thread(lambda: list(self.run(tasks)))
 
     def next_results(self) -> Results | None:
         """Returns the results of the round that was started, when all are there; None: of none."""
@@ -535,7 +535,7 @@ class RangeRounds:
             wait([self._ahead])
 
 
-def run_aside(call: Callable[[], Results]) -> Future[Results]:
+def run_in_thread(call: Callable[[], Results]) -> Future[Results]:
     """Returns the future of a call in a thread that does not keep the process alive.
 
     Makes the call in this thread if no other one can be started.

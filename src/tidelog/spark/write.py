@@ -17,7 +17,7 @@ has six steps:
 5. copy each staged segment to the topic's segments,
    in its current generation, and commit its pieces,
    guarded by the sink's producer rows; then put a
-   witness for it (``producer.append_plan``)          → crash: some runs; the next one skips these
+   witness for it (``producer.staged``)               → crash: some runs; the next one skips these
 6. mark the sink's row as done; then delete what is
    staged for this batch and earlier ones             → crash: the batch, perhaps with leftovers
 
@@ -81,9 +81,9 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.unfinished_writes import SinkState, are_young, read_swept
-from tidelog.log.producer.append_plan import Collector, Located, StagedSegment
+from tidelog.log.producer.copier import Copier, append_staged
+from tidelog.log.producer.staged import Collector, Located, StagedSegment
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted, open_json, seal_json

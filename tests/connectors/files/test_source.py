@@ -22,7 +22,7 @@ from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats import FormatSettings
-from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.parsers import FolderSettings
 from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings
 from tidelog.connectors.archive.staging import publish_files
 from tidelog.connectors.by_url import open_source
@@ -137,7 +137,7 @@ def test_a_backup_of_any_format_is_read_from_its_folder_alone(
 
 
 def test_folders_by_date_come_back_in_the_order_of_the_source(tmp_path: Path) -> None:
-    how = {"parser": "timestamp", "layout": LayoutSettings(), "file_bytes_max": 100}
+    how = {"parser": "timestamp", "layout": FolderSettings(), "file_bytes_max": 100}
     for first in (0, 100, 200):
         pieces = [events(range(n, n + 20)) for n in range(first, first + 100, 20)]
         lay(tmp_path, pieces, **how)
