@@ -31,8 +31,8 @@ from tests.servers import kafka
 from tidelog.archive.archive import create_archive, open_pipeline
 from tidelog.home import Home, create_home, open_home
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import Task, TaskOutcome
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import Task, TaskOutcome
 from tidelog.settings import Settings
 from tidelog.spark.session import open_spark
 from tidelog.spark.workers import SparkWorkers

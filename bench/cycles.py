@@ -8,9 +8,8 @@ import time
 from bench.messages import a_producer, make_topic
 from tidelog import Event
 from tidelog.home import Home
-from tidelog.pipeline.base import Pipeline
-from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.ranges import FilePolicy
 
 _CYCLES = 5

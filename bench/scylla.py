@@ -36,8 +36,8 @@ from tidelog.connectors.sink import RangeWriter, Written
 from tidelog.connectors.source import SourceRange
 from tidelog.home import World, create_home
 from tidelog.model.pipeline import Manifest
-from tidelog.pipeline.base import LocalWorkers, Task
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers, Task
 from tidelog.settings import Settings
 from tidelog.spark.session import open_spark
 from tidelog.spark.workers import SparkWorkers

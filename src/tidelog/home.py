@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from tidelog.api.append_lines import LineCalls
 from tidelog.api.consumers import ConsumerHandle, Consumers
+from tidelog.api.erasure import ErasureCalls
 from tidelog.api.journal import JournalCalls
 from tidelog.api.maintenance import MaintenanceCalls
 from tidelog.api.topics import BrowseCalls, TopicCalls
@@ -65,7 +66,7 @@ Given = TypeVar("Given", Producer, Consumer)
 _READERS = 4  # objects fetched at once, for all readers of a home
 
 
-class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, MaintenanceCalls):
+class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, ErasureCalls, MaintenanceCalls):
     """An open home, and all that can be done with it. Close it, or use it in a ``with``."""
 
     def __init__(self, context: Context, world: World) -> None:

@@ -23,13 +23,13 @@ from tidelog.api.consumers import DrainOptions as DrainOptions
 from tidelog.api.consumers import LostOffsets as LostOffsets
 from tidelog.api.doctor import HealthCheck as HealthCheck
 from tidelog.api.doctor import diagnose as diagnose
+from tidelog.api.erasure import EraseOptions as EraseOptions
+from tidelog.api.erasure import ProveOptions as ProveOptions
 from tidelog.api.journal import CompileOptions as CompileOptions
 from tidelog.api.load_test import Latencies as Latencies
 from tidelog.api.load_test import LoadPlan as LoadPlan
 from tidelog.api.load_test import LoadReport as LoadReport
 from tidelog.api.load_test import load_test as load_test
-from tidelog.api.maintenance import EraseOptions as EraseOptions
-from tidelog.api.maintenance import ProveOptions as ProveOptions
 from tidelog.api.maintenance import TrimOptions as TrimOptions
 from tidelog.api.pipelines import PumpFields as PumpFields
 from tidelog.api.pipelines import PumpHandle as PumpHandle
@@ -139,7 +139,7 @@ from tidelog.model.playback import TimeRange as TimeRange
 from tidelog.model.token import Grant as Grant
 from tidelog.model.token import Token as Token
 from tidelog.model.topic import Topic as Topic
-from tidelog.pipeline.base import CycleReport as CycleReport
+from tidelog.pipeline.pipeline import CycleReport as CycleReport
 from tidelog.pipeline.pump import PumpPartition as PumpPartition
 from tidelog.pipeline.pump import PumpStatus as PumpStatus
 from tidelog.pipeline.seek import PositionMove as PositionMove

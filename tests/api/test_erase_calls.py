@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidelog import Event, Home
+from tidelog import ErasureWatch, Event, Home
+from tidelog.erasure.delete import DeleteResult
 from tidelog.errors import AlreadyExistsError, InvalidError
 
 
@@ -26,6 +27,20 @@ def test_ids_are_the_second_argument_of_all_calls(topic: Home) -> None:
     assert topic.purge_and_prove("t", ["e1"], deleted=deleted).is_clean
     assert topic.erase("t", ["e2", "e3"]).verdict == "erased"
     assert topic.prove_erased("t", ["e0", "e1", "e2", "e3"]).is_clean
+
+
+def test_watch_gets_what_was_deleted_before_bytes_are_removed(topic: Home) -> None:
+    heard: list[str] = []
+
+    class Watch(ErasureWatch):
+        def deleted(self, result: DeleteResult) -> None:
+            heard.append(f"deleted {result.events}")
+
+        def purging(self) -> None:
+            heard.append("purging")
+
+    assert topic.erase("t", key=b"k5", watch=Watch()).is_clean
+    assert heard == ["deleted 1", "purging"]
 
 
 def test_delete_takes_a_key(topic: Home) -> None:

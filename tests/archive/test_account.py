@@ -43,10 +43,11 @@ from tidelog.model.archive import Account, Archive, ArchiveFormat
 from tidelog.model.decoding import seal_json
 from tidelog.model.pipeline import Begin, Gap, Manifest
 from tidelog.model.topic import encode_row
-from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.gaps import RemadeError
+from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash

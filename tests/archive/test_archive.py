@@ -24,8 +24,8 @@ from tidelog.coordination.pipeline_rows import list_archives
 from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError, TidelogError
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 DAY_S = 86_400

@@ -10,8 +10,8 @@ import pytest
 from tests.support.archive_look import a_home, an_archive, drive, fill
 from tidelog import Home
 from tidelog.errors import InvalidError
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from tidelog.connectors.sink import RecordRefusedError
 from tidelog.errors import InvalidError
 from tidelog.model.event import from_iso
 from tidelog.model.limits import HEADERS_MAX, ID_BYTES_MAX, OWN_HEADERS_MAX, TIMESTAMP_MS_END
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 
 ROWS, BAD = 9, 4
 OTHERS = [b"%d" % row for row in range(ROWS) if row != BAD]

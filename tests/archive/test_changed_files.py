@@ -24,8 +24,8 @@ from tidelog.maintenance import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
-from tidelog.pipeline import base as workers
-from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline import tasks
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.scheduler import Crash
 
 LINES = {"mode": "events"}
@@ -40,7 +40,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 def before_the_first_task(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
     """Call ``change`` when the first range is planned, before it is read."""
-    run_task, done = workers.run_task, []
+    run_task, done = tasks.run_task, []
 
     def changing(task: object) -> object:
         if not done:
@@ -48,7 +48,7 @@ def before_the_first_task(monkeypatch: pytest.MonkeyPatch, change: object) -> No
             change()  # type: ignore[operator]
         return run_task(task)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(workers, "run_task", changing)
+    monkeypatch.setattr(tasks, "run_task", changing)
 
 
 def chained(home: Home) -> tuple[Archive, Archive]:

@@ -16,10 +16,10 @@ from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import forget_history, sweep_archives
 from tidelog.model import layout, limits
 from tidelog.model.pipeline import NamedPipeline
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import find_pipeline
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 from tidelog.testing.scheduler import FakeClock
 

@@ -48,8 +48,8 @@ from tidelog.maintenance.pipeline_sweep import (
 )
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.forgotten_ranges import read_aside
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash
 

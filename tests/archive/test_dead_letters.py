@@ -66,10 +66,11 @@ from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Begin, FileEntry
 from tidelog.model.times import Backoff
 from tidelog.model.topic import encode_row
-from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.share import DriverShare
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
@@ -84,7 +85,7 @@ import tidelog.archive.dead_letters as module
 from tests.support.archive_look import AT_OR_WHEN
 from tidelog.home import open_home
 from tidelog.archive.archive import find_archive
-from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.tasks import LocalWorkers
 module._EVENTS_MAX = 300
 with open_home(sys.argv[1]) as home:
     how = module.Replaying(parser=AT_OR_WHEN)

@@ -39,10 +39,10 @@ from tidelog.errors import (
 )
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 
 __all__ = ["home"]
 
@@ -176,7 +176,7 @@ def test_erasure_and_proof_reach_the_files_of_an_ended_archive(home: Home) -> No
     end_archive(home.context, "daily")
     home.delete("t", ids=["e7"], why="test")
     assert not home.prove_erased("t", ids=["e7"]).is_erased
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert home.prove_erased("t", ids=["e7"]).is_erased
     assert sum(listed(home, archive).values()) == 19
 
@@ -188,11 +188,11 @@ def test_end_beside_an_erasure_loses_neither(home: Home) -> None:
     for number in range(0, 60, 10):
         home.delete("t", ids=[f"e{number}"], why="test")
     with ThreadPoolExecutor(2) as pool:
-        one = pool.submit(purge_once, home.context, home.topic("t"), 0)
+        one = pool.submit(purge, home.context, home.topic("t"), 0)
         two = pool.submit(end_archive, home.context, "daily")
         one.result(), two.result()
     assert is_settled(home)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert home.prove_erased("t", ids=[f"e{n}" for n in range(0, 60, 10)]).is_erased
     assert sum(listed(home, archive).values()) == 54
 
@@ -295,7 +295,7 @@ def test_late_copy_of_a_deleted_archive_outside_is_in_the_proof(home: Home, tmp_
     data = file.read_bytes()
     delete_archive(home.context, "daily")
     home.delete("t", ids=["person-41-erased"], why="test")
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert home.prove_erased("t", ids=["person-41-erased"]).is_erased
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)

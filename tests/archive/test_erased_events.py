@@ -29,18 +29,18 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.coordination.audit import Why, read_audit
 from tidelog.coordination.pipeline_rows import read_partitions
-from tidelog.erasure import archive_only, event_search
+from tidelog.erasure import archive_only, unfinished_ranges
 from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events
 from tidelog.erasure.event_search import FoundEvent
 from tidelog.errors import UnknownOutcomeError
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows, LocalWorkers, Task
 from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.tasks import NO_ERASED_ROWS, ErasedRows, LocalWorkers, Task
 from tidelog.settings import Settings
 from tidelog.spark import workers
 from tidelog.testing.scheduler import Crash
@@ -188,7 +188,7 @@ def test_copy_of_before_a_delete_brings_no_event_back(
     drive(home, archive)
     shutil.copytree(folder_of(home, archive), tmp_path / "copy")
     delete_events(home.context, home.amender("t", WHY), ["e3"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     if deleted:
         home.delete_topic("t")
     archive = built(home, source=f"file:{tmp_path}/copy")
@@ -233,7 +233,7 @@ def test_event_of_a_deleted_id_that_a_producer_sent_again_is_in_a_new_generation
     home.append("t", [Event(b"again", id="e3", timestamp=0)])
     drive(home, archive)
     shutil.copytree(folder_of(home, archive), tmp_path / "copy")
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     archive = built(home, source=f"file:{tmp_path}/copy")
     assert ids(home, archive) == sorted([*LEFT, "e3"])
 
@@ -347,13 +347,13 @@ def test_delete_beside_a_backfill_from_a_copied_folder_finds_what_that_brings(
     monkeypatch.setattr(archive_only, "settled_offsets", build_after_the_search)
     if is_slow:
         under_way = {(archive.pipeline(building), "t/0", "0", 1)}
-        monkeypatch.setattr(event_search, "ranges_under_way", lambda *_: set(under_way))
-        monkeypatch.setattr(event_search, "_WAIT_S", 0.1)
+        monkeypatch.setattr(unfinished_ranges, "ranges_under_way", lambda *_: set(under_way))
+        monkeypatch.setattr(unfinished_ranges, "_WAIT_S", 0.1)
         with pytest.raises(UnknownOutcomeError, match="is being read into generation 2"):
             home.delete_key("t", b"k")
         return
     assert home.delete_key("t", b"k").archived == 2
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     promote(home.context, "daily")
     assert ids(home, home.archives.get("daily").info) == ["x"]
 
@@ -378,7 +378,7 @@ def test_delete_finds_what_a_backfill_brings_that_begins_before_its_record(
 
     monkeypatch.setattr(archive_only, "erase_found", build_before_the_record)
     assert home.delete_key("t", b"k").archived == 2
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     if not is_promoted:
         promote(home.context, "daily")
     assert ids(home, home.archives.get("daily").info) == ["x"]
@@ -446,7 +446,7 @@ def test_erasure_at_any_step_of_a_backfill_leaves_nothing(
         return done
 
     monkeypatch.setattr(Cycle, step, beside)
-    monkeypatch.setattr(event_search, "_WAIT_S", 0)  # the range waits for this erasure
+    monkeypatch.setattr(unfinished_ranges, "_WAIT_S", 0)  # the range waits for this erasure
     archive = built(home)
     assert erased
     ArchiveEraser(home.context).turn()

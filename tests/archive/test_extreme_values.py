@@ -18,7 +18,7 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.codec.event_json import plain_rows, row_lines
 from tidelog.codec.formats.base import OwnColumns
 from tidelog.codec.formats.typed import ColumnarFormat
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 
 EXTREMES: dict[str, list[Any]] = {
     "boolean": [True, False],
@@ -89,7 +89,7 @@ def test_archive_with_extreme_values_is_read_verified_and_erased_from(
     assert before[-1]["timestamp"] == "9999-12-31T23:59:59.999Z"
     topic = home.topic("t")
     home.delete("t", ["e0"])
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     assert printed(archived_rows(home.context, archive, ReadRequest())) == before[1:]
     assert verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True)).problems == []
     assert home.prove_erased(topic.name, ids=["e0"]).traces == []

@@ -38,10 +38,10 @@ from tidelog.home import World, create_home
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome, run_task
-from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import CycleReport
 from tidelog.pipeline.ranges import FilePolicy
+from tidelog.pipeline.tasks import LocalWorkers, Task, TaskOutcome, run_task
 from tidelog.settings import Settings
 from tidelog.testing.scheduler import Crash
 

@@ -29,9 +29,9 @@ from tidelog.erasure import rewrite as erase
 from tidelog.erasure.delete import delete_events
 from tidelog.errors import UnavailableError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import Task, TaskOutcome, run_task
+from tidelog.pipeline.tasks import Task, TaskOutcome, run_task
 
 __all__ = ["home"]
 
@@ -42,7 +42,7 @@ def test_a_kept_generation_is_erased_from_and_swept(home: Home) -> None:
     backfill(home)
     promoted = promote(home.context, "daily")
     home.delete("t", ["id-7"], why="asked")
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert 7 not in listed(home, promoted, 1)
     assert 7 not in listed(home, promoted, 2)
     sweep_archives(home.context, grace_ms=-1)
@@ -53,7 +53,7 @@ def test_events_that_were_erased_before_a_fill_stay_counted(home: Home) -> None:
     home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
     drive(home, an_archive(home, "daily", parser="json:at"))
     home.delete("t", ["id-7"], why="asked")
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     trim(home, 20)
     backfill(home)
     promoted = promote(home.context, "daily")
@@ -67,7 +67,7 @@ def test_erased_event_that_the_backup_lacks_is_accounted_as_erased(
     home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
     drive(home, an_archive(home, "daily", parser="json:at"))
     home.delete("t", ["id-7"], why="asked")
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
 
     def open_backup(url: str, **how: Any) -> Source:
         held = HoledBackup(how["open_context"], "daily")  # without 1, 4, 7 and so on
@@ -182,7 +182,7 @@ def test_an_event_that_is_erased_during_a_rollback_is_in_no_generation(home: Hom
 
     def delete_archived(home: Home, event: str) -> None:
         delete_events(home.context, home.amender("t", Why("asked", "me")), [event])
-        purge_once(home.context, home.topic("t"), grace_ms=0, wait_ms=60_000)
+        purge(home.context, home.topic("t"), grace_ms=0, wait_ms=60_000)
 
     back = rollback(home.context, "daily", workers=Erasing())
     until(ended.is_set)
@@ -205,7 +205,7 @@ def test_an_erasure_reaches_a_generation_that_began_after_it_looked(
         return erasing(context, archive, generation, offsets)
 
     monkeypatch.setattr(erase, "erase_from_archive", late)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     for generation in (1, 2):
         assert listed(home, home.archives.get("daily").info, generation)[7] == 0
 
@@ -257,7 +257,7 @@ def test_an_erasure_beside_a_drop_that_has_deleted_files_reports_no_damage(
         return holds(lane, committed, wanted)
 
     monkeypatch.setattr(erase.PartitionRewriter, "_holds_some", dropped)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     archive = home.archives.get("daily").info
     assert list(archive.formats) == [1]
     assert 7 not in listed(home, archive, 1)

@@ -18,8 +18,8 @@ from tidelog.archive.read import ReadRequest, archived_rows
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 
 
 @pytest.fixture

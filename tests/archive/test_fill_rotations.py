@@ -17,7 +17,7 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.coordination.pipeline_rows import read_listed, read_progress
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model.archive import ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.tasks import LocalWorkers
 
 
 @pytest.fixture

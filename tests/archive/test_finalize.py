@@ -23,7 +23,7 @@ from tidelog.archive.finalize import (
 )
 from tidelog.catalog.base import Put
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.parsers import FolderSettings
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_archive
@@ -82,7 +82,7 @@ class World:
         self.objects = MemoryStore(self.clock)
         self.source = ListSource(partitions, 0)
         self.told, self.parser = Recorder(), parser
-        self.layout = LayoutSettings(**names)
+        self.layout = FolderSettings(**names)
         self.truth: dict[str, tuple[int, int]] = {}  # files and events that each folder has
         made = Archive(
             name="a",
@@ -589,7 +589,7 @@ SPANS = [
 def test_until_when_a_folder_lasts(
     names: dict[str, str], folder: str, time: str, expected: list[str]
 ) -> None:
-    found = DateFolders(LayoutSettings(**names)).spans(folder, ms(time))
+    found = DateFolders(FolderSettings(**names)).spans(folder, ms(time))
     ends = [datetime.fromtimestamp(span.end_ms / 1000, UTC) for span in found]
     shown = [f"{span.folder} {end:%Y-%m-%dT%H:%M}" for span, end in zip(found, ends, strict=True)]
     assert shown == expected

@@ -21,10 +21,10 @@ from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.share import DriverMembers
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 BY_HOUR = ArchiveFormat(parser="json:at", layout={"granularity": "hour"})

@@ -29,9 +29,9 @@ from tidelog.erasure.archive_only import erase_archived
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 AVRO = ArchiveFormat(format="avro")

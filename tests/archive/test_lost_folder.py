@@ -19,10 +19,10 @@ from tidelog.archive.status import Limits, read_status, troubles
 from tidelog.coordination.pipeline_rows import list_archives
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 
 __all__ = ["home"]
 
@@ -49,7 +49,7 @@ def made_from(home: Home, name: str, source: str) -> Archive:
 
 def is_erased(home: Home) -> bool:
     home.delete("t", ids=["gone"], why="test")
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     return home.prove_erased("t", ids=["gone"]).is_erased
 
 

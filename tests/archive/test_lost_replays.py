@@ -28,9 +28,10 @@ from tidelog.erasure.rewrite import erase_from_archive
 from tidelog.errors import FencedError, TidelogError
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.pipeline.base import LocalWorkers
-from tidelog.pipeline.cycle import Cycle, Track
+from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.forgotten_ranges import read_aside
+from tidelog.pipeline.partition_state import PartitionState
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 
@@ -270,10 +271,10 @@ def leave_undecided_manifest(home: Home, archive: Archive, topic: str) -> None:
     """A driver of the generation dies between a manifest and the intent that would name it."""
     real = Cycle._write
 
-    def dies(self: Cycle, track: Track, *changes: Change) -> str:
-        if track.intent is not None:
+    def dies(self: Cycle, state: PartitionState, *changes: Change) -> str:
+        if state.intent is not None:
             raise Crash
-        return real(self, track, *changes)
+        return real(self, state, *changes)
 
     fill(home, range(EVENTS, 20), topic)
     with pytest.MonkeyPatch.context() as patch, suppress(Crash):

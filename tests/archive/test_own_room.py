@@ -19,9 +19,9 @@ from tidelog.errors import InvalidError
 from tidelog.home import World, create_home, open_home
 from tidelog.log.consumer.handler import dead_letter_of
 from tidelog.model import limits
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 _MOST = 200_000  # event_bytes_max in these tests

@@ -12,7 +12,7 @@ import pytest
 from tests.support.archive_look import FIRST_S, a_home
 from tidelog import Event, Home, ToOffsets
 from tidelog.api.archives import ArchiveHandle
-from tidelog.codec.parsers import Layout, LayoutSettings
+from tidelog.codec.parsers import FolderPaths, FolderSettings
 from tidelog.coordination.commits import read_manifests
 from tidelog.errors import InvalidError
 
@@ -24,15 +24,17 @@ class Unwrap:
 
     changes_values = True
 
-    def __init__(self, argument: str, settings: LayoutSettings) -> None:
+    def __init__(self, argument: str, settings: FolderSettings) -> None:
         self._settings = settings
 
-    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+    def lay_out(self, batch: pa.RecordBatch) -> FolderPaths:
         rows = [self._row(value) for value in batch.column("value").to_pylist()]
         paths = pa.array([path for path, _, _ in rows], pa.string()).dictionary_encode()
         times = pa.nulls(len(rows), pa.int64())
         errors = pa.array([error for _, _, error in rows], pa.string())
-        return Layout(paths, errors, times, pa.array([value for _, value, _ in rows], pa.binary()))
+        return FolderPaths(
+            paths, errors, times, pa.array([value for _, value, _ in rows], pa.binary())
+        )
 
     def _row(self, value: bytes) -> tuple[str | None, bytes | None, str | None]:
         try:

@@ -35,9 +35,9 @@ from tidelog.model.archive import Archive, DateFolder, encode_success
 from tidelog.model.decoding import seal_json
 from tidelog.model.pipeline import Begin, Commit, FileEntry, Intent, Manifest, read_manifest
 from tidelog.model.topic import decode_row, encode_row
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.ranges import FilePolicy
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 FORMATS: dict[str, dict[str, object]] = {

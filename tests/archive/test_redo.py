@@ -21,15 +21,15 @@ from tests.support.kinesis_server import running_kinesis
 from tidelog import ArchiveHandle, Event, Home, InvalidError, NotFoundError
 from tidelog.archive.archive import FormatOptions, archive_format
 from tidelog.archive.generations import begin_backfill
-from tidelog.codec.parsers import Layout, LayoutSettings
+from tidelog.codec.parsers import FolderPaths, FolderSettings
 from tidelog.connectors.archive import sink
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import counting_files
 from tidelog.home import World, create_home
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import RedoPart
 from tidelog.model.pipeline import FileEntry
-from tidelog.pipeline.cycle import CycleReport
+from tidelog.pipeline.pipeline import CycleReport
 from tidelog.settings import Settings
 
 DAY_MS = 86_400_000
@@ -145,16 +145,16 @@ class Doubling:
     changes_values = True
     factor = 2
 
-    def __init__(self, argument: str, settings: LayoutSettings) -> None:
+    def __init__(self, argument: str, settings: FolderSettings) -> None:
         self._settings = settings
 
-    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+    def lay_out(self, batch: pa.RecordBatch) -> FolderPaths:
         found = [json.loads(each) for each in batch.column("value").to_pylist()]
         values = [json.dumps({**each, "twice": each["n"] * self.factor}) for each in found]
         paths = pa.array([self._settings.name_of(each["at"]) for each in found])
         nothing = pa.nulls(len(found), pa.string())
         times = pa.nulls(len(found), pa.int64())
-        return Layout(
+        return FolderPaths(
             paths.dictionary_encode(), nothing, times, pa.array([v.encode() for v in values])
         )
 
@@ -243,7 +243,7 @@ def test_event_that_is_erased_while_files_are_copied_is_in_no_generation(
         made = copy_files(*args)
         if not times:  # after the first copies
             home.delete("t", ["id-1"], why="asked")
-            purge_once(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
+            purge(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
         times.append(len(made))
         return made
 
@@ -255,7 +255,7 @@ def test_event_that_is_erased_while_files_are_copied_is_in_no_generation(
     assert live(home) == left
     assert listed(home, archive.reload(), 1) == left
     home.delete("t", ["id-5"], why="asked")
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     archive.redo(dates=[DAYS[0]])
     archive.promote()
     assert live(home) == left - Counter([5])

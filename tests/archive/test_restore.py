@@ -37,9 +37,9 @@ from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import partition_for
-from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import FilePolicy
+from tidelog.pipeline.tasks import LocalWorkers, Task, TaskOutcome
 from tidelog.settings import Settings
 
 KILLS = 10
@@ -57,7 +57,7 @@ from tidelog.home import open_home
 from tidelog.pipeline.driver import DriverOptions
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.archive.restore import RestoreOptions, restore
-from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.tasks import LocalWorkers
 def go_on_if_told(report):
     if report.events:  # not one that waits for what the killed one held
         print("cycle", flush=True)

@@ -32,8 +32,8 @@ from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model import layout
 from tidelog.model.pipeline import FileCounts, Intent
 from tidelog.model.topic import encode_row
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.share import DriverMembers
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 from tidelog.testing.scheduler import FakeClock
 

@@ -36,11 +36,11 @@ from tidelog.erasure import rewrite as erase
 from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.scheduler import Crash
 
 EVENTS = 60
@@ -139,7 +139,7 @@ def test_delete_with_proof_reaches_a_table_registered_once(home: Home, table: st
     register_table(home.context, archive, table)
     ids = [f"id-{number}" for number in GONE]
     home.delete("t", ids)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert numbers(archive, table) == left()
     assert home.prove_erased("t", ids=ids).traces == []
 

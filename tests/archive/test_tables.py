@@ -41,7 +41,7 @@ from tidelog.home import World, create_home
 from tidelog.identity import HomeIdentity
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 DAY_S = 86_400

@@ -16,7 +16,7 @@ from tidelog.coordination.audit import Why
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.erasure.delete import delete_events
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Gap, Manifest
 
@@ -65,7 +65,7 @@ def test_chain_is_healthy_after_its_source_was_built_again_without_erased_events
     drive(home, an_archive(home))
     drive(home, an_archive(home, "copy", "archive:daily"))
     delete_events(home.context, home.amender("t", Why("asked", "me")), ["e3"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     built(home)
     assert problems(home, "copy") == []
 

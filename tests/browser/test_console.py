@@ -21,9 +21,9 @@ from tidelog.archive.archive import committed_files, create_archive, find_archiv
 from tidelog.coordination.tokens import create_token
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import to_iso
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 
 HOSTILE = "<img src=x onerror=\"document.title='broken into'\"><script>document.title='x'</script>"
 HOUR_MS = 3_600_000

@@ -14,7 +14,7 @@ from tests.support.homes import a_catalog
 from tidelog import Event
 from tidelog.catalog import sqlite as sqlite_module
 from tidelog.catalog.base import Catalog, Delete, Put, clear_deleted_rows
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 
 SECRET = b"a value that was erased"
 
@@ -77,7 +77,7 @@ def test_value_of_an_update_is_in_no_file_after_a_clean_proof(tmp_path: Path) ->
         home.append("t", [Event(b"first", id="gone"), Event(b"other", id="stays")])
         home.update("t", "gone", SECRET)
         home.delete("t", ["gone"])
-        purge_once(home.context, home.topic("t"), 0)
+        purge(home.context, home.topic("t"), 0)
         assert files_with(tmp_path, SECRET) == []
         assert home.prove_erased("t", ids=["gone"]).is_erased
         assert files_with(tmp_path, SECRET) == []
@@ -95,7 +95,7 @@ def test_proof_is_not_clean_while_the_log_has_deleted_rows(
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM rows").fetchall()
         home.delete("t", ["gone"])
-        purge_once(home.context, home.topic("t"), 0)
+        purge(home.context, home.topic("t"), 0)
         (trace,) = home.prove_erased("t", ids=["gone"]).traces
         assert (trace.object, trace.what) == (
             home.catalog.url,

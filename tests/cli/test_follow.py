@@ -20,7 +20,7 @@ from tidelog import Event, Home
 from tidelog.archive.delete import end_archive
 from tidelog.coordination.jobs import SupervisedPart
 from tidelog.maintenance.follower import Follower
-from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.tasks import LocalWorkers
 
 _START_S = 250.0  # of a session on a busy machine
 

@@ -24,10 +24,11 @@ from tidelog.home import create_home, open_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Begin, Manifest
-from tidelog.pipeline.base import LocalWorkers
-from tidelog.pipeline.cycle import Cycle, CycleReport
+from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.forgotten_ranges import read_aside
+from tidelog.pipeline.pipeline import CycleReport
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import load_settings
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash

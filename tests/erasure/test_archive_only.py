@@ -28,12 +28,12 @@ from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.ledger import read_erased, was_erased
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Begin
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.faults import FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 
@@ -110,7 +110,7 @@ def test_trimmed_event_is_erased_from_archives_by_its_id(home: Home) -> None:
         home.context, home.amender("t", home.reason(**WHY)), ["id-0", "id-4", "nowhere"]
     )
     assert (deleted.events, deleted.archived, deleted.missing) == (1, 1, ("nowhere",))
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     for archive in made:
         assert held(home, archive) == ["v1", "v2", "v3", "v5"]
     proof = home.prove_erased("t", ids=["id-0", "id-4"])
@@ -131,7 +131,7 @@ def test_trimmed_events_are_erased_from_archives_by_key(home: Home) -> None:
     ArchiveEraser(home.context).turn()
     for archive in made:
         assert held(home, archive) == ["v4", "v5"]
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     proof = home.prove_erased("t", keys=[b"ada"])
     assert proof.is_erased
     assert proof.known

@@ -28,8 +28,8 @@ from tidelog.coordination.pipeline_rows import counting_files
 from tidelog.erasure.archive_only import erase_archived
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 WHY = Why("ada", "asked for")

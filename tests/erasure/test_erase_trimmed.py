@@ -24,11 +24,11 @@ from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 
@@ -63,7 +63,7 @@ def test_trimmed_event_is_erased_from_the_journal_that_holds_the_start(home: Hom
     else:
         assert delete_key(home.context, home.amender("t", WHY), b"k2").archived == 1
     assert not prove(home).is_erased
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home).traces == []
     assert offsets(home) == [5, 6, 7, 8, 9]
 
@@ -76,10 +76,10 @@ def test_trimmed_event_is_found_in_a_file_that_an_erasure_has_half_changed(
     with monkeypatch.context() as patch:  # files are replaced, no row is
         patch.setattr(erase.PartitionRewriter, "_count_row", Mock(side_effect=Crash))
         with pytest.raises(Crash):
-            purge_once(home.context, home.topic("t"), grace_ms=0)
+            purge(home.context, home.topic("t"), grace_ms=0)
     home.trim("t", ToOffsets({0: 5}))
     assert delete_events(home.context, home.amender("t", WHY), ["id-2"]).archived == 1
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home).traces == []
 
 
@@ -115,7 +115,7 @@ def test_trimmed_event_without_an_archive_is_proven_erased_after_a_compile(home:
     (trace,) = [each for each in prove(home).traces if "/journals/" in each.object]
     assert "not compiled yet" in trace.what
     assert "tidelog compile t --amended" in trace.do
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home).traces == []
 
 

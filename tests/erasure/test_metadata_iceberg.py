@@ -21,9 +21,9 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.tables import register_table
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.metadata_objects import event_values
-from tidelog.maintenance.purge import purge_once
-from tidelog.pipeline.base import LocalWorkers
+from tidelog.maintenance.purge import purge
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.scheduler import Crash
 
 WORDS = [
@@ -56,8 +56,8 @@ def test_ids_and_keys_that_are_words_of_iceberg_metadata_are_proved_erased(tmp_p
         home.delete("t", WORDS)
         for each in WORDS:
             home.delete_key("t", each.encode())
-        purge_once(home.context, home.topic("t"), 0)
-        purge_once(home.context, home.topic("t"), 0)
+        purge(home.context, home.topic("t"), 0)
+        purge(home.context, home.topic("t"), 0)
         for each in WORDS:
             traces = home.prove_erased("t", ids=[each], keys=[each.encode()]).traces
             assert traces == [], each
@@ -164,7 +164,7 @@ def rebuild(home: Home) -> None:
 
 
 def prove(home: Home, user: str) -> list[str]:
-    purge_once(home.context, home.topic("t"), 0)
+    purge(home.context, home.topic("t"), 0)
     return [each.object for each in home.prove_erased("t", keys=[user.encode()]).traces]
 
 
@@ -193,7 +193,7 @@ def test_drop_that_died_before_it_expired_snapshots_is_finished_by_a_sweep(
     split: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split.delete_key("t", b"bob")
-    purge_once(split.context, split.topic("t"), 0)
+    purge(split.context, split.topic("t"), 0)
     rebuild(split)
     with monkeypatch.context() as patch:
 
@@ -214,7 +214,7 @@ def test_table_of_a_generation_without_files_names_none_of_the_dropped_ones(
 ) -> None:
     for user in USERS:
         split.delete_key("t", user.encode())
-    purge_once(split.context, split.topic("t"), 0)
+    purge(split.context, split.topic("t"), 0)
     rebuild(split)
     drop_generation(split.context, "daily", 1)
     assert rows(tmp_path) == []
@@ -231,7 +231,7 @@ def test_snapshot_that_another_engine_made_is_found_by_its_manifests(
         swap.delete_data_file(file)
         swap.append_data_file(file)
     split.delete_key("t", b"bob")
-    purge_once(split.context, split.topic("t"), 0)
+    purge(split.context, split.topic("t"), 0)
     rebuild(split)
     drop_generation(split.context, "daily", 1)
     assert prove(split, "bob") == []

@@ -21,7 +21,7 @@ from tidelog.coordination.pipeline_rows import counting_files
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.metadata_objects import event_values
 from tidelog.log.producer.append import Appender
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive
 from tidelog.testing.scheduler import Crash
 
@@ -55,8 +55,8 @@ def test_ids_that_are_words_of_a_table_log_are_proved_erased(
     assert any(each.key.endswith("_SUCCESS") for each in home.store.list(archive.folder()))
     DeltaTable(str(local_path(home, archive))).create_checkpoint()
     home.delete("t", [*WORDS, DAY])
-    purge_once(home.context, home.topic("t"), 0)
-    purge_once(home.context, home.topic("t"), 0)
+    purge(home.context, home.topic("t"), 0)
+    purge(home.context, home.topic("t"), 0)
     for each in (*WORDS, DAY):
         assert home.prove_erased("t", ids=[each]).traces == []
 
@@ -109,7 +109,7 @@ def test_folder_that_only_the_erased_event_had_is_a_trace(tmp_path: Path) -> Non
         archive = an_archive(home, parser=AT)
         drive(home, archive)
         home.delete("t", ["gone"])
-        purge_once(home.context, home.topic("t"), 0)
+        purge(home.context, home.topic("t"), 0)
         (file,) = [
             each
             for _, each in counting_files(home.context, archive.pipeline(), "t/0")
@@ -138,8 +138,8 @@ def test_no_catalog_row_keeps_an_erased_id(tmp_path: Path) -> None:
         drive(home, archive)
         home.update("t", "erased-person", b"3", why="typo")
         home.delete("t", ["erased-person"], why="asked for")
-        purge_once(home.context, home.topic("t"), 0)
-        purge_once(home.context, home.topic("t"), 0)
+        purge(home.context, home.topic("t"), 0)
+        purge(home.context, home.topic("t"), 0)
         proof = home.prove_erased("t", ids=["erased-person"])
         assert (proof.traces, proof.known) == ([], True)
     with sqlite3.connect(tmp_path / "c.sqlite") as connection:
@@ -158,7 +158,7 @@ def test_orphan_that_a_sweep_keeps_as_a_possible_loss_can_be_removed(
         topic = home.topic("t")
         home.delete("t", ["gone"])
         for _ in range(2):
-            purge_once(home.context, topic, 0)
+            purge(home.context, topic, 0)
         assert home.prove_erased(topic.name, ids=["gone"]).traces == []
     with a_home(tmp_path) as home, monkeypatch.context() as patch:
 

@@ -27,7 +27,7 @@ from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.journal.amend import Amender
 from tidelog.journal.lookup import Lookups
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive
 from tidelog.settings import Settings
 
@@ -173,7 +173,7 @@ def test_an_erased_event_is_nowhere_and_another_one_is_found(home: Home) -> None
     half_way = home.prove_erased(topic.name, ids=ids_of(ERASED))
     assert not half_way.is_erased
     assert {trace.object for trace in half_way.traces} <= before
-    done = purge_once(home.context, topic, grace_ms=0)
+    done = purge(home.context, topic, grace_ms=0)
     assert sum(each.events for each in done.archives) == 4 * 4
     proof = home.prove_erased(topic.name, ids=ids_of(ERASED))
     assert proof.traces == []
@@ -195,7 +195,7 @@ def test_a_person_is_erased_by_key(home: Home) -> None:
     lookup = Lookups(home.context).of(topic)
     amended = Amender(home.context, lookup, Why("tester")).delete_key(key, lambda _: None)
     assert amended.events == 4
-    purge_once(home.context, topic, grace_ms=0)
+    purge(home.context, topic, grace_ms=0)
     assert home.prove_erased(topic.name, keys=[key]).is_erased
     assert holders(home, ERASED) == set()
 
@@ -209,7 +209,7 @@ def test_the_values_that_updates_have_replaced_are_gone_too(home: Home) -> None:
     delete(home, ids_of(ERASED))
     proof = home.prove_erased(topic.name, ids=ids_of(ERASED))
     assert any("amendments/" in trace.object for trace in proof.traces)
-    purge_once(home.context, topic, grace_ms=0)
+    purge(home.context, topic, grace_ms=0)
     assert home.prove_erased(topic.name, ids=ids_of(ERASED)).is_erased
     assert holders(home, ERASED) == set()
 
@@ -220,7 +220,7 @@ def test_an_id_that_was_appended_anew_is_another_event(home: Home) -> None:
     topic = home.topic("people")
     (first, *_) = ids_of(ERASED)
     delete(home, [first])
-    purge_once(home.context, topic, grace_ms=0)
+    purge(home.context, topic, grace_ms=0)
     home.append("people", [Event(b'{"n": 1}', id=first)], partition=0)
     for archive in archives:
         drive(home, archive)
@@ -234,7 +234,7 @@ def test_what_is_staged_counts(home: Home) -> None:
     delete(home, ids_of(ERASED))
     segment = next(iter(home.store.list("topics/"))).key
     home.store.copy(segment, "staging/some.pipeline/0000000001/attempt/0")
-    purge_once(home.context, topic, grace_ms=0)
+    purge(home.context, topic, grace_ms=0)
     proof = home.prove_erased(topic.name, ids=ids_of(ERASED))
     assert [trace.object for trace in proof.traces] == [
         "staging/some.pipeline/0000000001/attempt/0"

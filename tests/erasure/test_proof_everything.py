@@ -23,15 +23,15 @@ from tidelog.archive.read import ArchiveFiles
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.avro import AvroFormat
-from tidelog.codec.parsers import Layout, LayoutSettings
+from tidelog.codec.parsers import FolderPaths, FolderSettings
 from tidelog.connectors.archive.staging import Spool
 from tidelog.erasure.proof import Trace
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import FileEntry, Manifest
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.store.local import LocalStore
 from tidelog.testing.scheduler import Crash
 
@@ -90,7 +90,7 @@ def test_copy_of_a_driver_into_a_dropped_generation_is_found_and_swept(
     home.delete("t", ids)
     with monkeypatch.context() as patch:
         patch.setattr("tidelog.maintenance.pipeline_sweep.remove_strays", lambda *_: None)
-        purge_once(home.context, home.topic("t"), grace_ms=0)
+        purge(home.context, home.topic("t"), grace_ms=0)
     found = {trace.object: trace for trace in prove(home, *ids)}
     assert {file, late, dead} <= found.keys()
     assert "tidelog sweep" in found[file].do
@@ -123,7 +123,7 @@ def test_names_and_manifests_of_erased_events_keep_a_proof_from_being_clean(
     archive = an_archive(home, parser="split:user|json:at")
     drive(home, archive)
     home.delete_key("t", user.encode())
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     found = prove(home, keys=(user.encode(),))
     kinds = {trace.object.partition("/")[0] for trace in found}
     assert kinds == {"archives", "pipelines"}
@@ -133,7 +133,7 @@ def test_names_and_manifests_of_erased_events_keep_a_proof_from_being_clean(
     promote(home.context, "daily")
     assert prove(home, keys=(user.encode(),)) != []
     drop_generation(home.context, "daily", 1)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, keys=(user.encode(),)) == []
 
 
@@ -141,7 +141,7 @@ def test_name_made_of_a_field_that_is_neither_id_nor_key_is_listed(home: Home) -
     archive = an_archive(home, parser="split:n|json:at")
     drive(home, archive)
     home.delete("t", ["id-3-ann"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     (trace,) = prove(home, "id-3-ann")
     assert "/3/" in trace.object
     assert "named by a field of the events it had" in trace.what
@@ -151,7 +151,7 @@ def test_folder_that_others_share_is_not_a_trace(home: Home) -> None:
     archive = an_archive(home, parser="split:user|json:at")
     drive(home, archive)
     home.delete("t", ["id-0-ann"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "id-0-ann") == []
 
 
@@ -163,13 +163,13 @@ def test_ids_that_are_words_of_our_own_names_are_proved_erased(home: Home, word:
     home.append("t", [Event(json.dumps({"at": FIRST_S, "user": "w"}).encode(), id="other")])
     drive(home, archive)
     home.delete("t", [word])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, word) == []
 
 
 def test_object_that_nothing_explains_is_searched(home: Home) -> None:
     home.delete("t", ["id-0-ann"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "id-0-ann") == []
     home.store.put("export/copy.json", b'{"id": "id-0-ann"}')
     home.store.put("export/id-0-ann.txt", b"x")
@@ -201,7 +201,7 @@ FOREIGN = {  # with the id in a longer text
 def test_id_in_a_longer_text_of_a_file_of_others_is_found(home: Home, folder: str) -> None:
     drive(home, an_archive(home, parser="json:at"))
     home.delete("t", ["id-0-ann"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     texts = {"note": [SENTENCE, "x"], "list": [[json.dumps({"id": SENTENCE})], []]}
     for number, (name, values) in enumerate(texts.items()):
         home.store.put(f"{folder}/{number}.parquet", a_table({name: values}))
@@ -219,13 +219,13 @@ def test_id_is_not_found_in_other_words_of_files_of_others(home: Home) -> None:
     home.append("t", [Event(b"{}", id=each) for each in ("17", "a")])
     for each in ("id-0-ann", "17", "a"):
         home.delete("t", [each])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert [prove(home, each) for each in ("id-0-ann", "17", "a")] == [[], [], []]
     home.store.put("export/exact.json", json.dumps({"p": json.dumps({"id": "17"})}).encode())
     home.store.put("export/columns.parquet", a_table({"n": ["17"], "m": [4711]}))
     home.append("t", [Event(b"{}", id="4711")])
     home.delete("t", ["4711"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     found = {each.object for each in prove(home, "17")}
     assert found == {"export/exact.json", "export/columns.parquet"}
     assert [each.object for each in prove(home, "4711")] == ["export/columns.parquet"]
@@ -233,7 +233,7 @@ def test_id_is_not_found_in_other_words_of_files_of_others(home: Home) -> None:
 
 def test_text_with_too_many_escapes_in_each_other_cannot_be_searched(home: Home) -> None:
     home.delete("t", ["id-0-ann"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     home.store.put("export/deep.txt", b"\\" * 5_000)
     (trace,) = prove(home, "id-0-ann")
     assert trace.what.startswith("cannot be searched")
@@ -276,7 +276,7 @@ def test_object_that_nothing_explains_is_clean_only_if_all_of_it_is_decoded(home
     }
     clean = {"export/notes.txt": b"id-0-anna\n", "export/empty": b"", "export/n.json": b"[1]"}
     home.delete("t", ["id-0-ann"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "id-0-ann") == []
     for key, data in {**found, **unread, **clean}.items():
         home.store.put(key, data)
@@ -293,7 +293,7 @@ def test_generation_that_is_dropped_while_a_proof_reads_it_is_not_damage(
     drive(home, archive)
     generation = build(home, archive)
     home.delete("t", ["id-0-ann"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     real, drops = ArchiveFiles.batches, [lambda: drop_generation(home.context, "daily", generation)]
 
     def batches(
@@ -320,14 +320,14 @@ def dies(*_: object) -> None:
 class ByUser:
     """A parser of a user's own: a folder for each user, with no time in it."""
 
-    def __init__(self, argument: str, settings: LayoutSettings) -> None:
+    def __init__(self, argument: str, settings: FolderSettings) -> None:
         self._prefix = argument
 
-    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+    def lay_out(self, batch: pa.RecordBatch) -> FolderPaths:
         users = [json.loads(value)["user"] for value in batch.column("value").to_pylist()]
         paths = pa.array([f"{self._prefix}{user}" for user in users]).dictionary_encode()
         nulls = pa.nulls(batch.num_rows, pa.string())
-        return Layout(paths, nulls, pa.nulls(batch.num_rows, pa.int64()))
+        return FolderPaths(paths, nulls, pa.nulls(batch.num_rows, pa.int64()))
 
 
 OWN = "tests.erasure.test_proof_everything:ByUser|user="
@@ -352,7 +352,7 @@ def test_name_at_any_depth_and_by_any_parser_is_listed(
     if later:
         replay(home.context, archive, ReplayOptions(parser=later), LocalWorkers())
     home.delete("t", ["one"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     (trace,) = prove(home, "one")
     assert folder in trace.object
     assert "named by a field of the events it had" in trace.what
@@ -360,7 +360,7 @@ def test_name_at_any_depth_and_by_any_parser_is_listed(
     build(home, archive, parser="json:at")
     promote(home.context, "daily")
     drop_generation(home.context, "daily", 1)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "one") == []
     names = [info.key for info in home.store.list("") if "alone" in info.key]
     held = [info.key for info in home.store.list("") if b"alone" in home.store.get(info.key)]
@@ -380,7 +380,7 @@ def test_names_of_times_and_offsets_are_not_listed(
 ) -> None:
     drive(home, an_archive(home, parser=parser, layout=layout))
     home.delete("t", ["id-0-ann"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "id-0-ann") == []
 
 
@@ -392,7 +392,7 @@ def test_replay_with_other_names_of_times_is_not_listed(home: Home) -> None:
     replay(home.context, archive, how, LocalWorkers())
     assert [info.key for info in home.store.list("") if "/day-" in info.key]
     home.delete("t", ["one"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "one") == []
 
 
@@ -405,7 +405,7 @@ def test_emptied_dead_letters_are_no_trace_of_an_id_that_names_their_archive(
     home.append("t", [Event(b"no JSON", id=word)])
     drive(home, archive)
     home.delete("t", [word])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, word) == []
 
 
@@ -421,9 +421,9 @@ def test_replay_that_died_is_finished_by_another_replay(
         with pytest.raises(Crash):
             replay(home.context, archive, ReplayOptions(parser="timestamp"), LocalWorkers())
     home.delete("t", ["one"])
-    purge_once(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
     (trace,) = (each for each in prove(home, "one") if "is under way" in each.what)
-    assert "such as `tidelog archive dead daily --replay`" in trace.do
+    assert "run `tidelog archive dead daily --replay`" in trace.do
     replay(home.context, archive, ReplayOptions(), LocalWorkers())
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "one") == []

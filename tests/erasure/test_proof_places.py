@@ -28,7 +28,7 @@ from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
@@ -66,7 +66,7 @@ def test_each_id_is_proved_by_itself(home: Home) -> None:
     append(home, "a", "b", "c", "d")
     home.delete("t", ["c"])
     topic = home.topic("t")
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     assert home.prove_erased(topic.name, ids=["c"]).is_erased
     for ids in (["c", "a"], ["c", "d"], ["d"]):
         proof = home.prove_erased(topic.name, ids=ids)
@@ -82,7 +82,7 @@ def test_an_earlier_event_of_the_same_id_is_no_later_one(home: Home) -> None:
     drive(home, archive)
     home.trim("t", ToOffsets({0: 1}), past_readers=True)
     home.amender("t", home.reason()).delete(["twice"])  # in the topic alone
-    purge_once(home.context, home.topic("t"), 0)
+    purge(home.context, home.topic("t"), 0)
     proof = home.prove_erased("t", ids=["twice"])
     assert [trace.what for trace in proof.traces] == ["holds 1 of them"], "the trimmed one"
 
@@ -91,7 +91,7 @@ def test_a_later_event_of_a_key_that_was_deleted_by_its_id_is_found(home: Home) 
     topic = home.topic("t")
     append(home, "first", key=b"K")
     home.delete_key("t", b"K")
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     append(home, "second", "third", key=b"K")
     archive = an_archive(home)
     drive(home, archive)
@@ -104,7 +104,7 @@ def test_a_later_event_of_a_key_that_was_deleted_by_its_id_is_found(home: Home) 
     assert [(trace.object, trace.what) for trace in proof.traces] == [
         (next(iter(home.store.list(f"{archive.folder()}/"))).key, "holds 1 of them")
     ]
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     assert home.prove_erased(topic.name, keys=[b"K"]).is_erased
 
 
@@ -122,7 +122,7 @@ def test_a_field_of_the_payload_is_not_taken_for_ours(home: Home, format: str, k
     proof = home.prove_erased(topic.name, ids=["gone"])
     assert files <= {trace.object for trace in proof.traces}
     (copy,) = staged_copy(home, archive)
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     proof = home.prove_erased(topic.name, ids=["gone"])
     assert [trace.object for trace in proof.traces] == [copy]
     home.store.delete([copy])
@@ -137,7 +137,7 @@ def test_a_binary_key_is_found_in_lines(home: Home) -> None:
     drive(home, archive)
     (copy,) = staged_copy(home, archive)
     home.delete_key("t", key)
-    purge_once(home.context, home.topic("t"), 0)
+    purge(home.context, home.topic("t"), 0)
     proof = home.prove_erased("t", keys=[key])
     assert [(trace.object, trace.what) for trace in proof.traces] == [
         (copy, "holds 1 of them: it is staged")
@@ -150,7 +150,7 @@ def test_staged_values_without_ids_count(home: Home, format: str) -> None:
     archive = an_archive(home, format=format)
     drive(home, archive)
     home.delete("t", ["gone"])
-    purge_once(home.context, home.topic("t"), 0)
+    purge(home.context, home.topic("t"), 0)
     assert home.prove_erased("t", ids=["gone"]).is_erased
     data, sidecar = staged_copy(home, archive)  # what is erased no longer holds it
     proof = home.prove_erased("t", ids=["gone"])
@@ -169,7 +169,7 @@ def test_what_is_staged_for_archives_of_other_topics_does_not(home: Home) -> Non
     drive(home, archive)
     staged_copy(home, archive)
     home.delete("t", ["gone"])
-    purge_once(home.context, home.topic("t"), 0)
+    purge(home.context, home.topic("t"), 0)
     assert home.prove_erased("t", ids=["gone"]).is_erased
 
 
@@ -192,7 +192,7 @@ def test_a_delete_that_died_before_it_deleted_leaves_archives_alone(
     assert deleted_offsets(home.context, topic) == {0: {1}}
     ArchiveEraser(home.context).turn()
     assert held(home, archive) == [0, 2]
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     assert deleted_offsets(home.context, topic) == {0: {1}}, "a journal has the other one"
     assert held(home, archive) == [0, 2]
     home.delete("t", ["a"])
@@ -225,7 +225,7 @@ def test_a_delete_that_died_after_it_deleted_reaches_archives(
         where = layout.topic_partition(topic.incarnation, 0)
         assert list(home.catalog.scan(where, "amend/", "amend0")) == []
     assert deleted_offsets(home.context, topic) == {0: {0}}
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     assert held(home, archive) == [1, 2]
 
 
@@ -293,7 +293,7 @@ def test_columns_of_others_are_searched_whatever_they_are_called(home: Home, pla
     drive(home, archive)
     home.delete("t", ["gone"])
     topic = home.topic("t")
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     held: Any = {"a string": "gone", "bytes": b'"gone"', "JSON in a string": '{"max":"gone"}'}[
         place
     ]
@@ -340,13 +340,13 @@ def test_what_is_staged_in_another_store_is_found_and_swept(
         drop_generation(home.context, "daily", generation)
     home.delete("t", ["gone"])
     topic = home.topic("t")
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     assert home.prove_erased(topic.name, ids=["gone"]).traces == []
     late = f"{layout.staging(pipeline, 't/0', 0, 'attempt')}/0/0"  # of a driver that slept
     store.put(late, data)
     assert [trace.object for trace in home.prove_erased(topic.name, ids=["gone"]).traces] == [late]
     if of == "a dropped generation":
-        purge_once(home.context, topic, 0)
+        purge(home.context, topic, 0)
         assert home.prove_erased(topic.name, ids=["gone"]).traces == []
 
 
@@ -371,7 +371,7 @@ def test_person_deletes_what_was_staged_before_the_catalog_was_restored(
         home.store.delete([staged])
     staged = moved
     home.delete("t", ["gone"])
-    purge_once(home.context, home.topic("t"), 0)
+    purge(home.context, home.topic("t"), 0)
     assert object_exists(home.store, staged)
     (trace,) = home.prove_erased("t", ids=["gone"]).traces
     assert (trace.object, trace.do) == (staged, STAGED_BEFORE)
@@ -387,7 +387,7 @@ def test_archive_in_another_store_explains_nothing_in_the_home(home: Home, tmp_p
     home.store.copy(segment, "loose/copy")
     home.delete("t", ["gone"])
     topic = home.topic("t")
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     traces = home.prove_erased(topic.name, ids=["gone"]).traces
     assert [trace.object for trace in traces] == ["loose/copy"]
 

@@ -12,7 +12,7 @@ from tidelog import Event, Home
 from tidelog.coordination.audit import Why
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.proof import Proof
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 
 WHY = Why("ada", "asked for")
 
@@ -35,7 +35,7 @@ def delete(home: Home, by: str) -> int:
 
 
 def prove(home: Home, by: str) -> Proof:
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     if by == "id":
         return home.prove_erased("t", ids=["x"])
     return home.prove_erased("t", keys=[b"k"])
@@ -70,6 +70,6 @@ def test_later_event_is_a_trace_in_an_object_that_no_row_names(home: Home) -> No
     segments = [info.key for info in home.store.list("topics/") if "/segments/" in info.key]
     loose = "topics/" + home.topic("t").incarnation + "/other/loose"
     home.store.copy(segments[-1], loose)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     traces = home.prove_erased("t", ids=["x"]).traces
     assert [trace.object for trace in traces] == [loose], "no delete has seen its time"

@@ -21,13 +21,13 @@ from tidelog.erasure import proof_search as proof
 from tidelog.erasure.proof import Trace
 from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.journal.listing import MovedError, covering
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.topic import Run
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import PipelineFailures, read_failures
+from tidelog.pipeline.tasks import LocalWorkers
 
 KEY = b"customer-7"
 
@@ -41,7 +41,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 def prove(home: Home) -> list[Trace]:
-    purge_once(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
     return home.prove_erased("t", keys=[KEY]).traces
 
 
@@ -50,7 +50,7 @@ def test_proof_beside_compiles_reads_again_or_lists_what_it_could_not_see(
     home: Home, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     home.delete_key("t", KEY)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     failures = iter([MovedError("no row holds offset 0")] * times)
 
     def move(*given: Any) -> Iterator[Run]:
@@ -104,7 +104,7 @@ def drive(home: Home, archive: Archive, generation: int | None = None) -> None:
 
 
 def prove_id(home: Home, name: str) -> list[Trace]:
-    purge_once(home.context, home.topic("s"), grace_ms=0, wait_ms=0)
+    purge(home.context, home.topic("s"), grace_ms=0, wait_ms=0)
     return home.prove_erased("s", ids=[name]).traces
 
 
@@ -160,7 +160,8 @@ def test_keeper_of_a_failing_archive_may_quote_any_event(home: Home) -> None:
 def test_erasure_from_an_archive_deletes_errors_that_quote_the_events(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidelog.erasure.event_search._WAIT_S", 0.0)  # its range goes on failing
+    # Its range keeps failing.
+    monkeypatch.setattr("tidelog.erasure.unfinished_ranges._WAIT_S", 0.0)
     home.create_topic("s", 1)
     home.append("s", [Event(b'{"at": "%s"}' % SECRET, id=f"e{n}") for n in range(200)])
     an_archive(home, "raw", source="topic:s", parser="timestamp")

@@ -13,11 +13,11 @@ from tests.support.archive_look import FIRST_S, a_home, drive
 from tidelog import Event, Home
 from tidelog.archive.archive import create_archive
 from tidelog.coordination.audit import Why
-from tidelog.erasure import proof as proof_module
+from tidelog.erasure import object_search
 from tidelog.erasure.delete import delete_key
 from tidelog.erasure.proof import Trace
 from tidelog.errors import InvalidError
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.store.base import Upload
@@ -89,7 +89,7 @@ def test_bytes_of_a_killed_append_are_a_trace_until_a_sweep_removes_them(
     killed(tmp_path, "/segments/", tmp_path)
     home.append("t", [an_event()])
     delete_key(home.context, home.amender("t", Why("me", "x")), KEY)
-    purge_once(home.context, home.topic("t"), grace_ms=3_600_000)
+    purge(home.context, home.topic("t"), grace_ms=3_600_000)
     (name,) = temporary(tmp_path / "o")
     found = {trace.object: trace for trace in prove(home)}
     assert found[f".tidelog/tmp/{name}"].what == "holds 1 of them: its upload has not ended"
@@ -110,7 +110,7 @@ def test_bytes_of_a_killed_driver_in_a_store_of_an_archive_are_a_trace_until_a_s
     delete_key(home.context, home.amender("t", Why("me", "x")), KEY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalStore, "abort_uploads", lambda *_: 0)
-        purge_once(home.context, home.topic("t"), grace_ms=0)
+        purge(home.context, home.topic("t"), grace_ms=0)
     assert any(trace.object.startswith(".tidelog/tmp/") for trace in prove(home))
     home.sweep("0s")
     assert temporary(tmp_path / "out") == []
@@ -120,7 +120,7 @@ def test_bytes_of_a_killed_driver_in_a_store_of_an_archive_are_a_trace_until_a_s
 def erased(home: Home) -> None:
     home.append("t", [an_event()])
     delete_key(home.context, home.amender("t", Why("me", "x")), KEY)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home) == []
 
 
@@ -138,7 +138,7 @@ def test_upload_that_cannot_be_read_is_a_trace_unless_it_ends(
             yield Upload("archives/daily/ends", 0, 0, may_end=True, read=None)
 
     monkeypatch.setattr(LocalStore, "uploads", uploads)
-    monkeypatch.setattr(proof_module, "WAIT_S", 0.5)
+    monkeypatch.setattr(object_search, "WAIT_S", 0.5)
     (trace,) = prove(home)
     assert trace.object == "archives/daily/x"
     assert "cannot be searched" in trace.what

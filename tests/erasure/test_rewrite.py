@@ -32,8 +32,8 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Intent
 from tidelog.model.topic import encode_row
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash, FakeClock
 

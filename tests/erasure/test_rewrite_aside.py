@@ -25,11 +25,11 @@ from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.errors import InvalidError
 from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.pipeline.base import Task, TaskOutcome, run_task
 from tidelog.pipeline.forgotten_ranges import read_aside
+from tidelog.pipeline.tasks import Task, TaskOutcome, run_task
 from tidelog.testing.faults import Faults, FaultyStore
 from tidelog.testing.scheduler import Crash
 
@@ -105,8 +105,8 @@ def restored_topic(home: Home) -> Iterator[None]:
 
 
 def erase(home: Home) -> None:
-    purge_once(home.context, home.topic("old"), 0)
-    purge_once(home.context, home.topic("old"), 0)  # what the first one has replaced is swept
+    purge(home.context, home.topic("old"), 0)
+    purge(home.context, home.topic("old"), 0)  # what the first one has replaced is swept
 
 
 @pytest.mark.parametrize("written_as", FORMATS, ids=lambda each: str(each["format"]))

@@ -18,7 +18,7 @@ from tidelog.codec.formats.avro import AvroFormat
 from tidelog.codec.formats.orc import OrcFormat
 from tidelog.codec.formats.parquet import ParquetFormat
 from tidelog.erasure.matcher import own_column
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive
 
 EVENTS = 40
@@ -100,7 +100,7 @@ def test_every_format_codec_and_setting_loses_the_event_and_nothing_else(
         before[name] = rows(home, archive)
     topic = home.topic("t")
     home.delete("t", ["id-3"])
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     assert home.prove_erased(topic.name, ids=["id-3"]).traces == []
     for name, archive in archives.items():
         left = [row for row in before[name] if row[""] != "id-3"]
@@ -108,7 +108,7 @@ def test_every_format_codec_and_setting_loses_the_event_and_nothing_else(
         assert rows(home, archive) == left, name
         assert verify_archive(home.context, archive, ArchiveVerifyOptions()).problems == [], name
     home.delete("t", [f"id-{n}" for n in range(EVENTS) if n != 3])
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     assert home.prove_erased(topic.name, ids=[f"id-{n}" for n in range(EVENTS)]).traces == []
     for name, archive in archives.items():
         assert rows(home, archive) == [], name
@@ -131,7 +131,7 @@ def test_avro_file_without_values_keeps_its_types_when_it_is_written_again(
         for gone in (None, "id-1"):
             if gone:
                 home.delete("t", [gone])
-                purge_once(home.context, home.topic("t"), 0)
+                purge(home.context, home.topic("t"), 0)
             (batch,) = archived_rows(home.context, archive, ReadRequest())
             schemas.append(batch.schema)
         assert schemas[0] == schemas[1]

@@ -29,9 +29,9 @@ from tidelog.erasure import rewrite as erase
 from tidelog.home import open_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.model.archive import Archive
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import FilePolicy
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.faults import FaultyCatalog, FaultyStore
 
 EVENTS = 120

@@ -20,7 +20,7 @@ from tidelog.archive.iceberg import IcebergTable
 from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
 from tidelog.archive.tables import change_tables, register
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
-from tidelog.connectors.archive.staging import Uploads
+from tidelog.connectors.archive.staging import StagedFiles
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import SourceRange
 from tidelog.erasure import rewrite as erase
@@ -29,10 +29,10 @@ from tidelog.erasure.rewrite_range import FileRewriter
 from tidelog.errors import CorruptError
 from tidelog.maintenance import pipeline_sweep as sweep
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive
-from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.scheduler import Crash
 
 
@@ -71,7 +71,7 @@ def test_a_topic_that_was_made_anew_is_another_one(home: Home) -> None:
     home.create_topic("t", 1)
     people(home, "e", "f", "same", "h")
     home.delete("t", ["same", "h"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     ArchiveEraser(home.context).turn()
     assert values(home, archive) == ["a", "b", "same", "d"]
     assert home.prove_erased("t", ids=["same"]).is_erased
@@ -90,16 +90,16 @@ class Paused:
     """A driver whose task has read its range, and stages it when it is told to."""
 
     def __init__(self, home: Home, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-        real, own = Uploads.add, threading.current_thread()
+        real, own = StagedFiles.add, threading.current_thread()
         self.go, there = threading.Event(), threading.Event()
 
-        def add(uploads: Uploads, *given: Any) -> None:
+        def add(uploads: StagedFiles, *given: Any) -> None:
             if threading.current_thread() is not own:
                 there.set()
                 assert self.go.wait(60)
             real(uploads, *given)
 
-        monkeypatch.setattr(Uploads, "add", add)
+        monkeypatch.setattr(StagedFiles, "add", add)
         self.thread = threading.Thread(target=drive, args=(home, archive))
         self.thread.start()
         assert there.wait(60)
@@ -121,7 +121,7 @@ def test_no_proof_is_given_while_a_range_is_under_way(
 ) -> None:
     archive, paused = deleted_while_it_is_archived(home, monkeypatch)
     topic = home.topic("t")
-    assert [each.waiting for each in purge_once(home.context, topic, 0, wait_ms=0).archives] == [1]
+    assert [each.waiting for each in purge(home.context, topic, 0, wait_ms=0).archives] == [1]
     proof = home.prove_erased(topic.name, ids=["gone"])
     (trace,) = proof.traces
     assert trace.do.startswith("let a driver finish it, such as `tidelog archive run ")
@@ -129,7 +129,7 @@ def test_no_proof_is_given_while_a_range_is_under_way(
     paused.thread.join()
     assert values(home, archive) == ["a", "gone", "c"]
     assert not home.prove_erased(topic.name, ids=["gone"]).is_erased, "it came into the archive"
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
     assert home.prove_erased(topic.name, ids=["gone"]).is_erased
 
 
@@ -138,7 +138,7 @@ def test_an_erasure_waits_for_a_range_under_way(
 ) -> None:
     archive, paused = deleted_while_it_is_archived(home, monkeypatch)
     threading.Timer(0.3, paused.go.set).start()
-    (report,) = purge_once(home.context, home.topic("t"), 0, wait_ms=60_000).archives
+    (report,) = purge(home.context, home.topic("t"), 0, wait_ms=60_000).archives
     paused.thread.join()
     assert (report.events, report.waiting) == (1, 0)
     assert values(home, archive) == ["a", "c"]
@@ -244,21 +244,21 @@ def test_a_sweep_leaves_alone_what_an_erasure_stages(
     archive = an_archive(home)
     drive(home, archive)
     dead_after_intending(home, monkeypatch)
-    close, swept = Uploads.close, list[int]()
+    close, swept = StagedFiles.close, list[int]()
 
-    def swept_meanwhile(uploads: Uploads) -> Any:
+    def swept_meanwhile(uploads: StagedFiles) -> Any:
         entries = close(uploads)
         if swept:
             return entries
         with monkeypatch.context() as inner:
-            inner.setattr(Uploads, "close", close)
+            inner.setattr(StagedFiles, "close", close)
             if not finishes:
                 inner.setattr(sweep, "finish_rewrites", lambda *_: None)
             swept.append(sweep_archives(home.context, grace_ms=-1).objects_deleted)
         return entries
 
     with monkeypatch.context() as patch:
-        patch.setattr(Uploads, "close", swept_meanwhile)
+        patch.setattr(StagedFiles, "close", swept_meanwhile)
         (report,) = erase_from_archives(home.context, home.topic("t"), {0: {1}})
     if not finishes:
         assert (report.events, swept) == (1, [0])
@@ -272,9 +272,9 @@ def test_an_erasure_whose_staged_copies_are_gone_begins_anew(
     people(home, "a", "gone", "c")
     archive = an_archive(home)
     drive(home, archive)
-    close, lost = Uploads.close, list[str]()
+    close, lost = StagedFiles.close, list[str]()
 
-    def losing(uploads: Uploads) -> Any:
+    def losing(uploads: StagedFiles) -> Any:
         entries = close(uploads)
         if not lost:
             lost.extend(entry.staged for entry in entries)
@@ -282,7 +282,7 @@ def test_an_erasure_whose_staged_copies_are_gone_begins_anew(
         return entries
 
     with monkeypatch.context() as patch:
-        patch.setattr(Uploads, "close", losing)
+        patch.setattr(StagedFiles, "close", losing)
         (report,) = erase_from_archives(home.context, home.topic("t"), {0: {1}})
     assert lost
     assert report.events == 1
@@ -387,7 +387,7 @@ def test_dead_letters_that_a_replay_removed_do_not_stop_an_erasure_that_died(
     if not staged:
         home.store.delete(staging)
     sweep_archives(home.context, 0)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert home.prove_erased("t", ids=["three"]).is_erased
     assert problems(home, archive) == []
     assert values(home, archive) == [value(6).decode()]
@@ -408,7 +408,7 @@ def test_dead_letters_that_a_replay_removes_meanwhile_do_not_stop_an_erasure(
         return batches(files, manifest, file)
 
     monkeypatch.setattr(ArchiveFiles, "batches", replayed)
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     assert home.prove_erased("t", ids=["three"]).is_erased
     assert problems(home, archive) == []
 
@@ -422,7 +422,7 @@ def test_proof_beside_files_that_are_changed_says_to_prove_again(
         home.append("t", [Event(value(number), id=name)], partition=0)
     drive(home, archive)
     home.delete("t", ["one"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     batches = ArchiveFiles.batches
 
     def changing(files: ArchiveFiles, manifest: Any, file: Any) -> Any:
@@ -477,7 +477,7 @@ def test_an_archive_as_a_source_is_read_as_an_erasure_left_it(home: Home) -> Non
     (partition,) = source.partitions()
     bounds = source.bounds([partition])[partition]
     home.delete("t", ["gone"])
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     for start in (bounds.first, "1", "3"):
         chunks = source.read(SourceRange(partition, start, bounds.end, 0))
         found = [v for chunk in chunks for v in chunk.batch.column("value").to_pylist()]
@@ -502,4 +502,4 @@ def test_one_damaged_archive_does_not_stop_the_others(home: Home) -> None:
     assert values(home, archives[2]) == ["stays-c"]
     assert [report.archive for report in eraser.turn()] == ["b"], "what failed is tried again"
     with pytest.raises(CorruptError):
-        purge_once(home.context, home.topic("t"), grace_ms=0)
+        purge(home.context, home.topic("t"), grace_ms=0)

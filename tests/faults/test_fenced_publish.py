@@ -18,7 +18,7 @@ from tidelog.connectors.archive.staging import publish_files
 from tidelog.errors import FencedError
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.cycle import Cycle
@@ -39,7 +39,7 @@ def overtake(home: Home, archive: Archive) -> None:
     """Another driver commits the range, and an erasure then rewrites its files."""
     drive(home, archive, take_over=True)
     home.delete("t", ["id-3"], why="asked")
-    purge_once(home.context, home.topic("t"), grace_ms=0)
+    purge(home.context, home.topic("t"), grace_ms=0)
     sweep_archives(home.context, grace_ms=-1)
 
 

@@ -83,7 +83,7 @@ def test_child_is_refused_while_another_thread_holds_the_lock(folder: Path) -> N
         held, free = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with producer._uploader.lock:
+            with producer._queue.lock:
                 held.set()
                 free.wait()
 

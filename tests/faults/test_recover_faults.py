@@ -31,13 +31,14 @@ from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.recover import RecoverReport, recover_topic
-from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.log.producer.append import Appender, StoredSegment
-from tidelog.log.producer.append_plan import StagedSegment
+from tidelog.log.producer.append import Appender
+from tidelog.log.producer.append_plan import StoredSegment
+from tidelog.log.producer.copier import Copier, append_staged
 from tidelog.log.producer.idempotent_append import append_once
+from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import find_topic
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo

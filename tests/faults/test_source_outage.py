@@ -23,10 +23,10 @@ from tidelog.archive.status import read_status
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import NotFoundError
 from tidelog.home import create_home
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.ranges import FilePolicy
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import load_settings
 
 pytestmark = pytest.mark.server

@@ -36,8 +36,9 @@ from tidelog.model.event import Event
 from tidelog.model.pipeline import Begin
 from tidelog.model.times import Backoff
 from tidelog.model.topic import Topic
-from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
@@ -60,7 +61,7 @@ RATES = {
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """A range makes several segments, and a segment has several pieces."""
-    monkeypatch.setattr("tidelog.log.producer.append_plan.SEGMENT_EVENTS_MAX", 4)
+    monkeypatch.setattr("tidelog.log.producer.staged.SEGMENT_EVENTS_MAX", 4)
 
 
 class KeyedSource(ListSource):

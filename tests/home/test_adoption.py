@@ -31,14 +31,14 @@ from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.home import World, create_home, open_home
 from tidelog.identity import Identity, Location, adopt_identity, create_identity, locate, read_pair
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import NamedPipeline
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.registry import check_reach
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.playback.request import PlaybackRequest, pinned_playback
 from tidelog.settings import load_settings
 from tidelog.store.memory import MemoryStore
@@ -194,7 +194,7 @@ def test_delete_is_proved_beside_an_archive_of_the_original_which_is_listed(plac
     with opened(copy) as home:
         topic = home.topic("t")
         home.delete("t", ["id-5"])
-        purge_once(home.context, topic, grace_ms=0)
+        purge(home.context, topic, grace_ms=0)
         proof = home.prove_erased(topic.name, ids=["id-5"])
         assert (proof.is_erased, proof.traces) == (True, [])
         (out_of_reach,) = proof.out_of_reach

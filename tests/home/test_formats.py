@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
 import sys
 import tarfile
@@ -80,7 +81,9 @@ def shapes() -> dict[str, Any]:
 
 
 def _type(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
+    if isinstance(kind, type) and not typing.get_args(kind):
+        return kind.__name__
+    return re.sub(r"\btidelog\.(?:[a-z_]+\.)+", "", str(kind))
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

@@ -19,12 +19,13 @@ from tidelog.home import create_home, open_home
 from tidelog.journal import amendment_writer as marks
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_steps import CompilePolicy
-from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
-from tidelog.log.producer.append import Appender, StoredSegment
-from tidelog.log.producer.append_plan import StagedSegment
+from tidelog.log.producer.append import Appender
+from tidelog.log.producer.append_plan import StoredSegment
+from tidelog.log.producer.copier import Copier, append_staged
 from tidelog.log.producer.idempotent_append import append_once
+from tidelog.log.producer.staged import StagedSegment
 from tidelog.settings import load_settings
 from tidelog.store.base import put_fresh
 
@@ -51,7 +52,7 @@ def holders(home: Home, topic: str) -> list[str]:
     return found
 
 
-def purge_once(home: Home, topic: str) -> None:
+def purge(home: Home, topic: str) -> None:
     compile_topic(home.context, home.topic(topic), CompilePolicy.everything())
     assert home.sweep(0).objects_doubted == 0
     assert holders(home, topic) == []
@@ -86,7 +87,7 @@ def test_copy_that_meets_an_erasure_leaves_none_of_its_bytes(home: Home, others:
         assert sink.put(Lot(0, table.to_batches()[0])) == 1
         sink.close()
         assert len(list(home.read("dst", 1))) == others
-        purge_once(home, "dst")
+        purge(home, "dst")
 
 
 @pytest.mark.parametrize("partition", [0, 1])
@@ -106,7 +107,7 @@ def test_staged_copy_that_meets_an_erasure_leaves_none_of_its_bytes(
         staged = StagedSegment("staging/p/0000000001/a/1/0", segment.pieces)
         assert append_staged(copier, [staged]) == 1
         assert [len(list(home.read("dst", number))) for number in range(2)] == [1, 1]
-        purge_once(home, "dst")
+        purge(home, "dst")
 
 
 def sweep_all(home: Home) -> None:
@@ -136,7 +137,7 @@ def test_large_value_that_is_stored_twice_leaves_none_of_its_bytes(
         home.update("t", "u-7", SECRET)
         assert len(holders(home, "t")) == 2
         home.delete("t", ["u-7"])
-        purge_once(home, "t")
+        purge(home, "t")
 
 
 def test_request_that_another_with_its_key_overtakes_leaves_no_stray(

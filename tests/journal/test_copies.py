@@ -24,15 +24,15 @@ from tidelog.connectors.topic.segments import EventLimit
 from tidelog.connectors.topic.sink import TopicPlaybackSink, TopicSettings, TopicSink
 from tidelog.context import Context
 from tidelog.home import Home, World, create_home
-from tidelog.log.ledger import Copier
 from tidelog.log.partition_reader import Reader
-from tidelog.log.producer.append_plan import StagedSegment
+from tidelog.log.producer.copier import Copier
+from tidelog.log.producer.staged import StagedSegment
 from tidelog.model import layout
 from tidelog.model.event import Event as Stored
 from tidelog.model.topic import Topic
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 from tidelog.spark.write import Batch, SparkSink
 from tidelog.testing.faults import Faults

@@ -43,7 +43,8 @@ from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.partition_reader import Reader
-from tidelog.log.producer.append import Appender, StoredSegment
+from tidelog.log.producer.append import Appender
+from tidelog.log.producer.append_plan import StoredSegment
 from tidelog.log.topics import find_topic
 from tidelog.model.event import Event, Positions
 from tidelog.model.topic import partition_for

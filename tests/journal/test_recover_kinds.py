@@ -22,9 +22,9 @@ from tidelog.connectors.sink import Lot
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.recover import RecoverReport, recover_topic
-from tidelog.log.ledger import append_staged
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
-from tidelog.log.producer.append_plan import StagedSegment
+from tidelog.log.producer.copier import append_staged
+from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import find_topic
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic

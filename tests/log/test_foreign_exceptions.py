@@ -11,7 +11,7 @@ from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.context import LogSettings
 from tidelog.coordination.ownership import beating
-from tidelog.log.consumer.leases import LeaseReader
+from tidelog.log.consumer.delivery import LeaseReader
 
 
 @pytest.fixture

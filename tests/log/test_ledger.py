@@ -19,9 +19,9 @@ from tidelog.log import ledger
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased, read_erased
 from tidelog.log.topics import raise_head
 from tidelog.model.topic import Head
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 

@@ -117,7 +117,7 @@ class Interrupts:
 @pytest.mark.parametrize("after", [False, True])
 def test_an_interrupted_start_of_a_flush_holds_up_no_later_one(home: Home, after: bool) -> None:
     with home.producer("t") as producer:
-        pool = producer._uploader._pool
+        pool = producer._queue._pool
         pool.submit = Interrupts(pool.submit, after=after)  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             producer.append([Event(b"1")], partition=0)
@@ -128,8 +128,8 @@ def test_an_interrupted_start_of_a_flush_holds_up_no_later_one(home: Home, after
 def test_what_was_sent_is_stored_although_its_flush_was_interrupted(home: Home) -> None:
     with home.producer("t") as producer:
         sent = producer.send(b"1", key=b"k")
-        uploader = producer._uploader
-        uploader.start = Interrupts(uploader.start)  # type: ignore[method-assign]
+        queue = producer._queue
+        queue.start = Interrupts(queue.start)  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             producer.flush()
         producer.flush()

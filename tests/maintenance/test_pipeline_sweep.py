@@ -21,13 +21,13 @@ from tidelog.coordination.pipeline_rows import read_intent, read_progress
 from tidelog.erasure.delete import delete_events
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive
-from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome, run_task
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.share import DriverShare
+from tidelog.pipeline.tasks import LocalWorkers, Task, TaskOutcome, run_task
 
 __all__ = ["home"]
 
@@ -69,7 +69,7 @@ def test_what_a_failing_archive_has_staged_is_swept_and_the_proof_is_clean(
     assert "tidelog sweep" in trace.do
     sweep_archives(home.context, grace_ms=0)  # as it says
     assert staged(home) == []
-    purge_once(home.context, topic, grace_ms=0, wait_ms=0)
+    purge(home.context, topic, grace_ms=0, wait_ms=0)
     left, failure = home.prove_erased(topic.name, ids=["e3"]).traces
     assert "is under way" in left.what
     assert "may quote one of them" in failure.what  # the error names no event

@@ -30,7 +30,7 @@ from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 from tidelog.testing.scheduler import Crash
@@ -185,7 +185,7 @@ def test_erasure_and_its_proof_are_the_same(home: Home, tasks: InlineTasks) -> N
     plain = search(home.context, topic, ids)
     assert search(context, topic, ids) == plain
     assert not plain.is_erased
-    done = purge_once(context, topic, grace_ms=0)
+    done = purge(context, topic, grace_ms=0)
     assert sum(each.events for each in done.archives) == 5
     gone = {(0, 3), (0, 7), (0, 41), (1, 5), (0, 61)} & before.keys()  # 7 is a dead letter
     assert held(home, archive) == before - Counter(gone)

@@ -20,8 +20,8 @@ from tidelog.coordination.pipeline_rows import read_intent
 from tidelog.errors import InternalError, NotFoundError, UnavailableError
 from tidelog.model.limits import RANGE_CUTS_MAX
 from tidelog.model.pipeline import Begin, FileEntry
-from tidelog.pipeline.base import Pipeline, Task, TaskOutcome, TaskOutput, run_task
-from tidelog.pipeline.cycle import Cycle, CycleReport
+from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.ranges import (
     FilePolicy,
     WaitingEvents,
@@ -32,6 +32,7 @@ from tidelog.pipeline.ranges import (
     parts_of,
     run_ranges,
 )
+from tidelog.pipeline.tasks import Task, TaskOutcome, TaskOutput, run_task
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash, Scheduler
 

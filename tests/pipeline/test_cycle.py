@@ -21,9 +21,11 @@ from tidelog.model import layout
 from tidelog.model.pipeline import Begin, Gap, Intent, Progress
 from tidelog.model.times import Backoff
 from tidelog.model.topic import decode_row
-from tidelog.pipeline.base import ClaimedError, LocalWorkers, Pipeline
-from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
-from tidelog.pipeline.gaps import RemadeError
+from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.gaps import LostError, RemadeError
+from tidelog.pipeline.partition_state import ClaimedError
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore

@@ -25,12 +25,15 @@ from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model import layout
 from tidelog.model.pipeline import Begin
-from tidelog.pipeline.base import ClaimedError, LocalWorkers, Pipeline, Task, TaskOutcome
-from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
+from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import read_failures
+from tidelog.pipeline.gaps import LostError
+from tidelog.pipeline.partition_state import ClaimedError
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.ranges import FilePolicy, WaitingEvents
 from tidelog.pipeline.share import request_flush
+from tidelog.pipeline.tasks import LocalWorkers, Task, TaskOutcome
 from tidelog.store.memory import MemoryStore
 
 

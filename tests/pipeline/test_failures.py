@@ -26,11 +26,11 @@ from tidelog.maintenance.follower import Follower
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import BeginReason, Progress
 from tidelog.pipeline import driver, failures, gaps, source_partitions
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import PipelineFailures, read_failures
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.source_partitions import read_seen
+from tidelog.pipeline.tasks import LocalWorkers
 
 POISONED = SourcePartition("t", "1")
 

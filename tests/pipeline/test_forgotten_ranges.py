@@ -27,9 +27,11 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Begin, Progress
 from tidelog.model.topic import decode_row
-from tidelog.pipeline.base import LocalWorkers, Workers
-from tidelog.pipeline.cycle import Cycle, CycleReport, Track
+from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.forgotten_ranges import read_aside
+from tidelog.pipeline.partition_state import PartitionState
+from tidelog.pipeline.pipeline import CycleReport
+from tidelog.pipeline.tasks import LocalWorkers, Workers
 from tidelog.store.base import Store
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
@@ -103,10 +105,10 @@ def an_undecided_range(home: Home, name: str) -> Archive:
     archive = an_archive(home, name, parser=AT_OR_WHEN)
     real = Cycle._write
 
-    def dies(self: Cycle, track: Track, *changes: Change) -> str:
-        if track.intent is not None:
+    def dies(self: Cycle, state: PartitionState, *changes: Change) -> str:
+        if state.intent is not None:
             raise Crash
-        return real(self, track, *changes)
+        return real(self, state, *changes)
 
     with pytest.MonkeyPatch.context() as patch, suppress(Crash):
         patch.setattr(Cycle, "_write", dies)

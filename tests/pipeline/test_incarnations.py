@@ -17,9 +17,9 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import Progress
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.gaps import RemadeError
+from tidelog.pipeline.tasks import LocalWorkers
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from tidelog import Event, Home
 from tidelog.codec.fields import NOT_EXTRACTED_HEADER, FieldPaths
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import World, create_home
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 KILLS = 8

@@ -19,16 +19,17 @@ from tidelog.connectors.source import Chunk, SourcePartition, SourceRange
 from tidelog.context import Context
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import read_intent
-from tidelog.erasure.rewrite import is_under_way
+from tidelog.erasure.unfinished_ranges import is_under_way
 from tidelog.errors import UnavailableError
 from tidelog.maintenance.pipeline_sweep import _read_named
 from tidelog.model import layout
 from tidelog.model.pipeline import Begin, Manifest, read_manifest
 from tidelog.pipeline import ranges
-from tidelog.pipeline.base import LocalWorkers, Pipeline, Workers
-from tidelog.pipeline.cycle import Cycle, CycleReport
+from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.ranges import FilePolicy, NextRange, WaitingEvents
+from tidelog.pipeline.tasks import LocalWorkers, Workers
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash
 
@@ -164,7 +165,7 @@ def test_reading_ahead_saves_the_write_of_each_intent() -> None:
 
 
 def test_cycle_without_more_to_read_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "run_aside", None)
+    monkeypatch.setattr(ranges, "run_in_thread", None)
     archive = AheadArchive(ListSource(1, STEP))
     archive.run_once()
     archive.check()
@@ -175,7 +176,7 @@ def test_cycle_without_more_to_read_starts_no_thread(monkeypatch: pytest.MonkeyP
 def test_driver_that_dies_after_any_call_is_finished_by_the_next(
     call: int, order: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "run_aside", order)
+    monkeypatch.setattr(ranges, "run_in_thread", order)
     archive = AheadArchive(ListSource(1, 12))
     faults = Faults(crash_after_call=call)
     died = False

@@ -26,7 +26,7 @@ from tidelog.erasure.event_search import matcher_of
 from tidelog.erasure.redaction import redact_reasons
 from tidelog.errors import NotFoundError
 from tidelog.journal import amend
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 
 SIGNS = ("#4711", "(x)", ",", " ")
 
@@ -70,7 +70,7 @@ def reasons(home: Home) -> list[str]:
 def test_id_in_a_reason_is_replaced(home: Home, event_id: str, given: str, kept: str) -> None:
     delete_events(home.context, home.amender("t", Why("me", given)), [event_id])
     assert reasons(home) == [kept]
-    purge_once(home.context, home.topic("t"), 0)
+    purge(home.context, home.topic("t"), 0)
     assert home.prove_erased("t", ids=[event_id]).is_erased
 
 
@@ -108,14 +108,14 @@ def test_reason_of_an_earlier_update_is_replaced_too(home: Home, tmp_path: Path)
     home.update("t", "order-17", b"2", why="customer-7 paid order-17")
     delete_key(home.context, home.amender("t", Why("me", "customer-7 asked")), b"customer-7")
     assert sorted(reasons(home)) == ["[erased] asked", "[erased] paid order-17"]
-    purge_once(home.context, home.topic("t"), 0)
+    purge(home.context, home.topic("t"), 0)
     assert home.prove_erased("t", keys=[b"customer-7"]).is_erased
     assert files_with(tmp_path, b"customer-7") == []
 
 
 def test_proof_names_a_reason_that_quotes_the_event(home: Home) -> None:
     home.amender("t", Why("me", "order-17 was wrong")).delete(["order-17"])
-    purge_once(home.context, home.topic("t"), 0)
+    purge(home.context, home.topic("t"), 0)
     (trace,) = home.prove_erased("t", ids=["order-17"]).traces
     assert trace.object.startswith("audit/")
     assert trace.what == "quotes one of them in its reason"

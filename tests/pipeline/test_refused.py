@@ -27,12 +27,13 @@ from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events
 from tidelog.errors import InvalidError
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.limits import HEADERS_MAX, ID_BYTES_MAX, OWN_HEADERS_MAX, TIMESTAMP_MS_END
-from tidelog.pipeline.base import CycleReport, LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import CycleReport
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 
 HEADERS = [["h", None]] * (HEADERS_MAX + OWN_HEADERS_MAX + 1)
 ODD: dict[str, dict[str, Any]] = {
@@ -208,8 +209,8 @@ def test_event_with_an_id_that_no_topic_accepts_is_proved_erased(
     assert not before.known
     deleted = delete_events(home.context, home.amender("x", reason), [odd])
     assert (deleted.events, deleted.archived, deleted.missing) == (0, 1, ())
-    purge_once(home.context, topic, 0)
-    purge_once(home.context, topic, 0)
+    purge(home.context, topic, 0)
+    purge(home.context, topic, 0)
     proof = home.prove_erased(topic.name, ids=[odd])
     assert (proof.traces, proof.known) == ([], True)
     assert buried(home, home.archives.get("a").info) == []

@@ -27,9 +27,9 @@ from tidelog.connectors.scylla.session import close_sessions
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.model.limits import HEADERS_MAX, OWN_HEADERS_MAX
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 LARGE = b"z" * 500_000

@@ -19,12 +19,13 @@ from tidelog.errors import AlreadyExistsError, FencedError, InvalidError, NotFou
 from tidelog.home import World, create_home
 from tidelog.model import layout
 from tidelog.model.pipeline import Begin, ListedPartition
-from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import delete_pipeline, find_pipeline
 from tidelog.pipeline.share import DriverMembers
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash, FakeClock

@@ -26,9 +26,9 @@ from tidelog.connectors.scylla.session import close_sessions
 from tidelog.errors import NotFoundError
 from tidelog.home import World, create_home
 from tidelog.model.archive import Account, Archive
-from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.gaps import RemadeError
+from tidelog.pipeline.tasks import LocalWorkers, Task, TaskOutcome
 from tidelog.settings import Settings
 
 

@@ -20,8 +20,9 @@ from tidelog.errors import ConflictError, InvalidError, UnavailableError
 from tidelog.model import layout
 from tidelog.model.archive import Promotion
 from tidelog.model.pipeline import Begin, ListedPartition
-from tidelog.pipeline.cycle import Cycle, CycleReport
+from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures, read_failures
+from tidelog.pipeline.pipeline import CycleReport
 
 PARTITION = SourcePartition("t", "0")
 ERROR = InvalidError("event `id-7`: has no time: fix the parser")

@@ -19,13 +19,13 @@ from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import UnavailableError
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model import layout
 from tidelog.model.pipeline import Intent
 from tidelog.model.topic import encode_row
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.playback.session import NamedPlayback, find_playback, start_playback
 
 COMMANDS = {
@@ -56,7 +56,7 @@ def shell(tmp_path: Path) -> Shell:
 
 def erase(shell: Shell, topic: str) -> None:
     shell.made.delete(topic, ["gone"])
-    purge_once(shell.made.context, shell.made.topic(topic), 0)
+    purge(shell.made.context, shell.made.topic(topic), 0)
 
 
 def proof(shell: Shell, topic: str = "t") -> Proof:

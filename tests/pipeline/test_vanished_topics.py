@@ -26,10 +26,10 @@ from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import TidelogError
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Gap, Progress
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import read_failures
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.scheduler import Crash
 
 

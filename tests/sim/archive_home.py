@@ -31,7 +31,7 @@ from tidelog.archive.archive import create_archive, find_archive, open_pipeline
 from tidelog.backends import World as Outside
 from tidelog.codec import parsers as foreign
 from tidelog.codec.event_batch import table_of
-from tidelog.codec.parsers import LayoutSettings, ParsedValues
+from tidelog.codec.parsers import FolderSettings, ParsedValues
 from tidelog.codec.segment import encode_staged
 from tidelog.connectors import by_url as places
 from tidelog.connectors.archive import staging as uploads
@@ -48,9 +48,9 @@ from tidelog.maintenance import pipeline_sweep as compact
 from tidelog.model import limits
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import Event
-from tidelog.pipeline.base import LocalWorkers, Workers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import FilePolicy, WaitingEvents
+from tidelog.pipeline.tasks import LocalWorkers, Workers
 from tidelog.settings import Settings
 from tidelog.store.base import Store
 from tidelog.testing.faults import Fault, Process
@@ -80,7 +80,7 @@ class ByKind:
 
     fixed: ClassVar[str] = ""  # kinds that its code takes too since it was fixed
 
-    def __init__(self, argument: str, settings: LayoutSettings) -> None:
+    def __init__(self, argument: str, settings: FolderSettings) -> None:
         self._kinds = [*argument.split(","), *self.fixed]
 
     def times(self, batch: pa.RecordBatch) -> ParsedValues:

@@ -118,13 +118,13 @@ def _no_fence(patch: Patch) -> None:
     """Writes of a driver do not expect the head, so two work under one epoch."""
     write = Cycle._write
 
-    def anyhow(self: Cycle, track: Any, *changes: Any) -> str:
+    def anyhow(self: Cycle, state: Any, *changes: Any) -> str:
         open_ = [
             replace(each, expect=None) if isinstance(each, Put | Delete) else each
             for each in changes
             if not isinstance(each, Check)
         ]
-        return write(self, track, *open_)
+        return write(self, state, *open_)
 
     patch.setattr(Cycle, "_write", anyhow)
 
@@ -133,11 +133,11 @@ def _published_before_decided(patch: Patch) -> None:
     """Files are published before the intent names their manifest."""
     record = Cycle._record
 
-    def first(self: Cycle, track: Any, produced: Any, *rest: Any) -> Any:
-        intent = track.intent
+    def first(self: Cycle, state: Any, produced: Any, *rest: Any) -> Any:
+        intent = state.intent
         manifest = cycle.Manifest(
             self._pipeline.id,
-            track.partition.text,
+            state.partition.text,
             intent.start,
             produced.end,
             0,
@@ -146,7 +146,7 @@ def _published_before_decided(patch: Patch) -> None:
             files=produced.staged.files,
         )
         self._pipeline.sink.publish(manifest)
-        return record(self, track, produced, *rest)
+        return record(self, state, produced, *rest)
 
     patch.setattr(Cycle, "_record", first)
 
@@ -155,8 +155,8 @@ def _staged_files_go_too_early(patch: Patch) -> None:
     """What was staged is deleted once the manifest is recorded, before it is published."""
     record = Cycle._record
 
-    def early(self: Cycle, track: Any, produced: Any, *rest: Any) -> Any:
-        manifest = record(self, track, produced, *rest)
+    def early(self: Cycle, state: Any, produced: Any, *rest: Any) -> Any:
+        manifest = record(self, state, produced, *rest)
         self._pipeline.sink.discard(manifest)
         return manifest
 
@@ -167,15 +167,15 @@ def _commit_before_publish(patch: Patch) -> None:
     """The range is committed first, and published after that."""
     publish, finish = Cycle._publish, Cycle._finish
 
-    def late(self: Cycle, track: Any, manifest: Any, report: Any, has_next: bool = False) -> None:
+    def late(self: Cycle, state: Any, manifest: Any, report: Any, has_next: bool = False) -> None:
         patch.setattr(Cycle, "_publish", lambda *_: 0)
         discard = self._pipeline.sink.discard
         try:
             self._pipeline.sink.discard = lambda _: None  # type: ignore[method-assign]
-            finish(self, track, manifest, report, has_next)
+            finish(self, state, manifest, report, has_next)
         finally:
             patch.setattr(Cycle, "_publish", publish)
-        publish(self, track, manifest)
+        publish(self, state, manifest)
         discard(manifest)
 
     patch.setattr(Cycle, "_finish", late)
@@ -184,10 +184,10 @@ def _commit_before_publish(patch: Patch) -> None:
 def _withdrawn_under_the_same_head(patch: Patch) -> None:
     """A range is withdrawn without a new version of the head, so its intent can come back."""
 
-    def without(self: Cycle, track: Any) -> None:
-        gone = Delete("intent", expect=track.intent_version)
-        self._write(track, gone, Check("head", track.head_version))
-        track.intent, track.intent_version = None, ""
+    def without(self: Cycle, state: Any) -> None:
+        gone = Delete("intent", expect=state.intent_version)
+        self._write(state, gone, Check("head", state.head_version))
+        state.intent, state.intent_version = None, ""
 
     patch.setattr(Cycle, "_withdraw", without)
 

@@ -39,13 +39,13 @@ from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.topic import Topic
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 
 __all__ = ["ArchivesWorld", "Done"]
 
@@ -310,7 +310,7 @@ class ArchivesWorld(ArchivesHome):
 
     def prove(self, home: Home, ids: list[str]) -> None:
         topic = find_topic(home.context, "t")
-        purge_once(home.context, topic, 0)
+        purge(home.context, topic, 0)
         proof = prove_erased(home.context, topic, ids)
         if proof.is_erased and proof.known:
             gone = [each for each in ids if self.is_gone(each, topic)]
@@ -442,7 +442,7 @@ class ArchivesWorld(ArchivesHome):
             for _ in range(2):
                 self.scheduler.time.advance(86_400 * 8)  # objects that no row names stay for a week
                 self.pass_notes()
-                purge_once(home.context, topic, 0)
+                purge(home.context, topic, 0)
             if "copy" in self.kinds:
                 self.erase_copies(home, topic, gone)
             proof = self.last_proof(home, topic, gone)
@@ -463,7 +463,7 @@ class ArchivesWorld(ArchivesHome):
         with self.home(self.quiet) as own:  # which ends the threads that deletes begin
             for name in COPIES:
                 own.delete(name, gone, why="request")
-                purge_once(home.context, find_topic(home.context, name), 0)
+                purge(home.context, find_topic(home.context, name), 0)
 
     def check_markers(self, home: Home) -> None:
         for name in self.names():

@@ -39,12 +39,13 @@ from tidelog.home import Home
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
-from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.ranges import WaitingEvents
+from tidelog.pipeline.tasks import Workers
 from tidelog.testing.faults import Fault, FaultyCatalog, FaultyStore
 
 __all__ = [
@@ -338,7 +339,7 @@ class ErasureWorld(BusyWorld):
         """A proof that is clean must be true, whatever was carried out before it."""
         topic = find_topic(home.context, "t")
         if self.chance(0.6):
-            purge_once(home.context, topic, 0)
+            purge(home.context, topic, 0)
         proof = prove_erased(home.context, topic, ids) if ids else None
         if proof is not None and proof.is_erased and proof.known:
             gone = [each for each in ids if self.is_gone(each, topic)]

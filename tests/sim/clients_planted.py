@@ -14,7 +14,8 @@ from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from tidelog.log.consumer import delete as consumer_delete
 from tidelog.log.consumer import handler
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.leases import Lease, LeaseReader, Leases, all_or_nothing
+from tidelog.log.consumer.delivery import LeaseReader, all_or_nothing
+from tidelog.log.consumer.leases import Lease, Leases
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.flush import Flush, FlushFailure, FlushFailures, SendFuture
 from tidelog.log.producer.producer import Producer
@@ -189,7 +190,7 @@ def undo_after_errors(readers: dict[int, LeaseReader]) -> Iterator[None]:
 def seal_when_started(self: Producer) -> None:
     """Takes a new flush after the start of the old one, unless that was interrupted."""
     if self._open.pending:
-        self._uploader.start(self._open)
+        self._queue.start(self._open)
         self._open = Flush(self._topic.name)
 
 

@@ -18,7 +18,7 @@ from tidelog.log.ledger import ErasedIds
 from tidelog.log.producer.append import Appender
 from tidelog.log.topics import list_topics
 from tidelog.maintenance import pipeline_sweep
-from tidelog.pipeline import base
+from tidelog.pipeline import manifest
 
 __all__ = [
     "audit_forgets_copies",
@@ -101,7 +101,7 @@ def staged_for_deleted_topics_stays(patch: Patch) -> None:
 
 def erased_offsets_were_never_there(patch: Patch) -> None:
     """A range takes the word of its source, which counts offsets that were erased as absent."""
-    patch.setattr(base, "_with_erased", lambda missing, *_: missing)
+    patch.setattr(manifest, "_with_erased", lambda missing, *_: missing)
 
 
 def copies_have_no_numbers(patch: Patch) -> None:

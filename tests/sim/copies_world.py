@@ -42,7 +42,7 @@ from tidelog.home import Home
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.topic import Topic
 from tidelog.pipeline.driver import Driver, DriverOptions
@@ -210,12 +210,12 @@ class CopiesWorld(ArchivesWorld):
 
     def erase_from(self, home: Home, name: str, ids: Sequence[str]) -> None:
         home.delete(name, ids, why=self.reason(ids))
-        purge_once(home.context, find_topic(home.context, name), 0)
+        purge(home.context, find_topic(home.context, name), 0)
 
     def prove(self, home: Home, ids: list[str]) -> None:
         """A proof that is clean must be true, except for what it lists."""
         topic = find_topic(home.context, "t")
-        purge_once(home.context, topic, 0)
+        purge(home.context, topic, 0)
         self.check_proof(prove_erased(home.context, topic, ids), topic, ids)
 
     def check_proof(self, proof: Proof, topic: Topic, ids: Sequence[str]) -> None:
@@ -296,7 +296,7 @@ class CopiesWorld(ArchivesWorld):
             self.scheduler.time.advance(86_400 * 8)  # objects that no row names stay for a week
             self.pass_notes()
             for topic in self.topics(home):
-                purge_once(home.context, topic, 0)
+                purge(home.context, topic, 0)
             for name in self.names():
                 archive = find_archive(home.context, name)
                 with self.tolerating_removed():  # its topic is there

@@ -9,7 +9,7 @@ import pytest
 
 from tidelog.connectors.sink import Written
 from tidelog.pipeline import ranges
-from tidelog.pipeline.base import TaskOutput
+from tidelog.pipeline.tasks import TaskOutput
 
 __all__ = ["cut_after_a_short_one_counts", "failed_cut_is_passed_over", "manifest_misses_a_cut"]
 

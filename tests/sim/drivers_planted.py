@@ -12,8 +12,8 @@ import pytest
 from tidelog.archive.freeze import HeadGate
 from tidelog.model.pipeline import Progress
 from tidelog.pipeline import cycle
-from tidelog.pipeline.base import ClaimedError
 from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.partition_state import ClaimedError
 from tidelog.pipeline.share import DriverMembers
 
 __all__ = [
@@ -30,16 +30,16 @@ def commit_under_an_old_epoch(patch: Patch) -> None:
     """A driver that finds another version of its head writes its rows all the same."""
     write = Cycle._write
 
-    def anyhow(self: Cycle, track: Any, *changes: Any) -> str:
+    def anyhow(self: Cycle, state: Any, *changes: Any) -> str:
         try:
-            return write(self, track, *changes)
+            return write(self, state, *changes)
         except ClaimedError:
-            rows = {each.row: self._context.catalog.get(track.where, each.row) for each in changes}
+            rows = {each.row: self._context.catalog.get(state.where, each.row) for each in changes}
             now = [
                 replace(each, expect=rows[each.row].version) if rows[each.row] else each
                 for each in changes
             ]
-            return write(self, track, *now)
+            return write(self, state, *now)
 
     patch.setattr(Cycle, "_write", anyhow)
 
@@ -53,8 +53,8 @@ def take_keeps_the_epoch(patch: Patch) -> None:
     """A driver that takes over a head does not raise its epoch."""
     taken = cycle.claimed_head
 
-    def same(found: Any, new: Any, owner: str, track: Any = None) -> Any:
-        head = taken(found, new, owner, track)
+    def same(found: Any, new: Any, owner: str, state: Any = None) -> Any:
+        head = taken(found, new, owner, state)
         return msgspec.structs.replace(head, epoch=found.epoch if found else head.epoch)
 
     patch.setattr(cycle, "claimed_head", same)

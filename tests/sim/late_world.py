@@ -22,8 +22,8 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.topics import find_topic
 from tidelog.model.archive import ArchiveFormat
-from tidelog.pipeline.base import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import CycleReport
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import find_pipeline
 

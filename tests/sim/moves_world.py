@@ -26,7 +26,7 @@ from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.model.archive import RedoPart
 from tidelog.model.event import Event
-from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.faults import FaultyStore
 
 __all__ = ["MovesDone", "MovesWorld"]

@@ -30,7 +30,7 @@ from tests.sim.world import Parts, World
 from tidelog.catalog import update as settling
 from tidelog.catalog.base import Catalog, Change, Delete, Put, WriteOutcome, judge
 from tidelog.codec.partitioner import KeylessTurns
-from tidelog.codec.segment import Piece, Segment
+from tidelog.codec.segment import Segment
 from tidelog.context import Context
 from tidelog.coordination.audit import key_hash, read_records
 from tidelog.erasure import delete
@@ -53,18 +53,18 @@ from tidelog.log.consumer import handler
 from tidelog.log.consumer import seek as consumer_seek
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Lease, Leases, read_lease
-from tidelog.log.ledger import Copier
 from tidelog.log.maintenance import lost_commits, obsolete_rows, sweep, verify
 from tidelog.log.maintenance.obsolete_rows import PRODUCER_EXPIRES_MS
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.unused_objects import ObjectUses
 from tidelog.log.notifier import CheckResult, Debounce, NotifyState
-from tidelog.log.producer.append import Appender, StoredSegment
-from tidelog.log.producer.append_plan import AppendPlan
+from tidelog.log.producer.append import Appender
+from tidelog.log.producer.append_plan import AppendPlan, StoredSegment
+from tidelog.log.producer.copier import Copier
 from tidelog.log.producer.flush import EventFields, FlushFailures, SendFuture
 from tidelog.log.producer.producer import Producer
 from tidelog.model import layout
-from tidelog.model.topic import AppenderView, Head, JournalOrigin, Topic, encode_row
+from tidelog.model.topic import AppenderView, Head, JournalOrigin, Piece, Topic, encode_row
 from tidelog.store.base import ObjectInfo, exists_already
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
 
@@ -264,7 +264,7 @@ def number_then_wait(
 ) -> SendFuture:
     """Gives an event its number and then waits for room, without the lock."""
     size = len(value) + 100
-    with self._uploader.lock:
+    with self._queue.lock:
         partition, number = self._partition_and_sequence(key, sequence)
         known = self._repeated(partition, number) if self._named else None
         if known is not None:

@@ -24,7 +24,7 @@ from tidelog.coordination.audit import (
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.consumer.handler import dead_letter_to
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 
@@ -92,7 +92,7 @@ class RecordedWorld(CopiesWorld):
         self.truth.targets.add(copy.incarnation)
         self.append_to(home.context, "restored", number, [event])
         home.delete("restored", ids, why="a trial")
-        purge_once(home.context, copy, 0)
+        purge(home.context, copy, 0)
         home.context.clock.sleep(1)
         self.append(home.context, number, [event])
         self.done.tried += 1

@@ -46,7 +46,7 @@ from tidelog.journal.recover import recover_topic
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.topics import find_topic
 from tidelog.model.topic import Topic
-from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.tasks import LocalWorkers
 
 __all__ = ["RestoredAccountant", "RestoredWorld"]
 

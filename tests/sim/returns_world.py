@@ -28,7 +28,7 @@ from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.topics import find_topic
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
@@ -105,7 +105,7 @@ class ReturnsWorld(ErasureWorld):
                     self.send_again(home, key, event_id)
             with self.tolerating(NotFoundError, InvalidError, ConflictError):
                 if self.chance(0.5):
-                    purge_once(home.context, find_topic(home.context, "t"), 0)
+                    purge(home.context, find_topic(home.context, "t"), 0)
 
     def trim_read(self, home: Home) -> None:
         """Trim what all archives have read, most often."""

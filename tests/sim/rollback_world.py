@@ -45,12 +45,12 @@ from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.recover import RecoverReport, recover_topic
-from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
 from tidelog.log.producer.append import Appender
-from tidelog.log.producer.append_plan import StagedSegment, staged_origin
+from tidelog.log.producer.copier import Copier, append_staged
+from tidelog.log.producer.staged import StagedSegment, staged_origin
 from tidelog.log.topics import create_topic, find_topic
 from tidelog.model.event import Event
 from tidelog.model.topic import Head, Topic

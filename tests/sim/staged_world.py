@@ -28,7 +28,7 @@ from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.topics import find_topic
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.spark import write as staging
@@ -174,7 +174,7 @@ class StagedWorld(ArchivesHome):
     def prove(self, home: Home, ids: list[str]) -> None:
         topic = find_topic(home.context, "t")
         if self.chance(0.7):
-            purge_once(home.context, topic, 0)
+            purge(home.context, topic, 0)
         proof = prove_erased(home.context, topic, ids)
         gone = [each for each in ids if self.is_deleted(each)]
         if proof.is_erased and proof.known and gone == ids:
@@ -231,7 +231,7 @@ class StagedWorld(ArchivesHome):
         for _ in range(2):
             self.scheduler.time.advance(DAY_S * 8)  # strays are kept for a week
             self.pass_notes()
-            purge_once(home.context, self.topic, 0)
+            purge(home.context, self.topic, 0)
         left = self.bare_objects.keys_below(layout.sinks(self.topic.incarnation, "")[:-1])
         assert not left, f"staged segments are left: {left[:3]}"
         if gone:

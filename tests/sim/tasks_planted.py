@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidelog.coordination.commits import load_manifest
-from tidelog.erasure.proof import ObjectSearch
+from tidelog.erasure.object_search import ObjectSearch
 from tidelog.erasure.rewrite import PartitionRewriter
 from tidelog.journal.compile import PartitionCompile
 from tidelog.log.maintenance import sweep as log_sweep

@@ -36,7 +36,7 @@ from tidelog.connectors.source import Chunk, RangeReader, Source, SourcePartitio
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.model.archive import Account, ArchiveFormat
-from tidelog.pipeline.base import Task, TaskOutcome, Workers, run_task
+from tidelog.pipeline.tasks import Task, TaskOutcome, Workers, run_task
 
 __all__ = ["TransformsWorld"]
 

@@ -18,8 +18,8 @@ from tests.archive.test_archive import an_archive, fill
 from tidelog import Event, Home
 from tidelog.archive.archive import open_pipeline
 from tidelog.errors import CorruptError, InternalError, InvalidError, UnavailableError
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.spark import session as module
 from tidelog.spark.session import SparkTasks
 

@@ -16,9 +16,9 @@ from tidelog.archive.archive import committed_files, create_archive, open_pipeli
 from tidelog.codec.formats import open_format
 from tidelog.errors import InvalidError
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
-from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import CycleReport
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.spark.workers import SparkWorkers
 
 GOOD = {

@@ -23,8 +23,8 @@ from tidelog import Home
 from tidelog.archive.archive import open_pipeline
 from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.errors import InvalidError, UnavailableError
-from tidelog.pipeline.base import Task
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import Task
 from tidelog.spark import session as sessions
 from tidelog.spark import workers as module
 from tidelog.spark.session import open_spark

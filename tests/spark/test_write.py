@@ -136,7 +136,7 @@ def stage_rows(home: Home, rows: pa.RecordBatch, **options: Any) -> list[tuple[i
     use_partition = bool(options.pop("use_partition", False))
     staging = WriteStaging(home.settings, topic, "s", use_partition)
     segments, _ = stage(staging, 7, 1, [rows])
-    assert all(layout.sink_batch(segment.key) == 7 for segment in segments)
+    assert all(layout.sink_batch(segment.key)[1] == 7 for segment in segments)
     return [(piece.partition, piece.count) for segment in segments for piece in segment.pieces]
 
 
@@ -150,7 +150,7 @@ def orders(home: Home) -> Topic:
 def test_rows_without_a_key_take_turns(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = pa.record_batch({"value": pa.array([b"x"] * 10)})
     assert stage_rows(home, rows) == [(0, 10)]
-    monkeypatch.setattr("tidelog.log.producer.append_plan.SEGMENT_EVENTS_MAX", 4)
+    monkeypatch.setattr("tidelog.log.producer.staged.SEGMENT_EVENTS_MAX", 4)
     assert stage_rows(home, rows) == [(0, 4), (1, 4), (2, 2)]
 
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from tidelog import Event, Home
 from tidelog.archive.archive import create_archive, open_pipeline
-from tidelog.codec.parsers import LayoutSettings, ParsedValues
+from tidelog.codec.parsers import FolderSettings, ParsedValues
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive, ArchiveFormat, Start
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 FIRST_S = 1_794_700_800  # 2026-11-15
@@ -24,7 +24,7 @@ AT_OR_WHEN = "tests.support.archive_look:ByField|at,when"
 class ByField:
     """Takes the time from the first of some fields that a JSON value has."""
 
-    def __init__(self, argument: str, settings: LayoutSettings) -> None:
+    def __init__(self, argument: str, settings: FolderSettings) -> None:
         self._fields = argument.split(",")
 
     def times(self, batch: pa.RecordBatch) -> ParsedValues:

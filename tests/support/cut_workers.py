@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tidelog.connectors.source import Chunk, DividingReader, RangeReader, SourceRange
 from tidelog.errors import UnavailableError
 from tidelog.model.pipeline import offsets_between
-from tidelog.pipeline.base import Task, TaskOutcome, run_task
+from tidelog.pipeline.tasks import Task, TaskOutcome, run_task
 
 __all__ = ["CutWorkers"]
 

@@ -25,8 +25,9 @@ from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.model.archive import ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.tasks import LocalWorkers
 
 __all__ = ["play"]
 

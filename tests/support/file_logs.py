@@ -18,8 +18,8 @@ from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.model.archive import ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 
 HEADER = "# header\n"
 

@@ -6,7 +6,7 @@ from tidelog.connectors.by_url import sink_at, source_at
 from tidelog.context import Context
 from tidelog.errors import AlreadyExistsError, InvalidError
 from tidelog.model.pipeline import NamedPipeline
-from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.registry import (
     check_behind,
     check_loop,
@@ -14,6 +14,7 @@ from tidelog.pipeline.registry import (
     ensure_pipeline,
     is_inside,
 )
+from tidelog.pipeline.tasks import Workers
 
 
 def create_pipeline(context: Context, name: str, source: str, sink: str) -> NamedPipeline:

@@ -13,12 +13,12 @@ from typing import TypeVar
 import pyarrow as pa
 
 from tidelog.archive.archive import find_archive, open_pipeline
-from tidelog.codec.parsers import Layout, LayoutSettings, open_parser
+from tidelog.codec.parsers import FolderPaths, FolderSettings, open_parser
 from tidelog.connectors.archive import sink as files
 from tidelog.home import open_home
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import FilePolicy
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.store.base import Store
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 
@@ -44,10 +44,10 @@ class Killer(Faults):
 class KillingParser:
     """``json:at``, but a worker that finds a token takes it and dies."""
 
-    def __init__(self, argument: str, settings: LayoutSettings) -> None:
+    def __init__(self, argument: str, settings: FolderSettings) -> None:
         self._real = open_parser("json:at", settings)
 
-    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+    def lay_out(self, batch: pa.RecordBatch) -> FolderPaths:
         if TOKENS in os.environ:
             for token in sorted(Path(os.environ[TOKENS]).iterdir()):
                 try:

@@ -19,10 +19,11 @@ from tidelog.connectors.scylla.source import open_scylla
 from tidelog.context import Context
 from tidelog.home import Home, open_home
 from tidelog.model.address import parse_address
-from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.registry import find_pipeline
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.faults import FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import FakeClock
 

@@ -12,7 +12,8 @@ from tidelog.codec.segment import Segment, encode_segment, encode_staged
 from tidelog.context import Context
 from tidelog.log.maintenance.verify import Finding, VerifyReport, verify_topic
 from tidelog.log.partition_reader import Reader
-from tidelog.log.producer.append import Appender, StoredSegment
+from tidelog.log.producer.append import Appender
+from tidelog.log.producer.append_plan import StoredSegment
 from tidelog.log.topics import create_topic, find_topic, read_head
 from tidelog.model import layout
 from tidelog.model.event import Event

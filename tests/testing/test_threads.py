@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tidelog.errors import InternalError
-from tidelog.log.producer import producer, uploader
+from tidelog.log.producer import flush_queue, producer
 from tidelog.testing.faults import Host, Process
 from tidelog.testing.scheduler import Scheduler
 from tidelog.testing.threads import SimulatedThreads, simulated
@@ -26,7 +26,7 @@ def in_process(seed: int, run: Run) -> Scheduler:
 
 def test_names_are_replaced_while_simulated_and_restored_after() -> None:
     def names() -> list[object]:
-        found = [vars(module) for module in (producer, uploader)]
+        found = [vars(module) for module in (producer, flush_queue)]
         return [
             each[name] for each in found for name in ("threading", "Pool", "wait") if name in each
         ]
@@ -34,7 +34,7 @@ def test_names_are_replaced_while_simulated_and_restored_after() -> None:
     before = names()
     with simulated(Scheduler(1)) as threads:
         assert vars(producer)["threading"] is threads
-        assert vars(uploader)["Pool"] == threads.pool
+        assert vars(flush_queue)["Pool"] == threads.pool
         assert not any(old is new for old, new in zip(before, names(), strict=True))
     assert names() == before
 

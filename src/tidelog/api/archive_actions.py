@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol, Unpack, overload
 
 from tidelog.api.archive_view import ArchiveView
-from tidelog.api.maintenance import ProveOptions
+from tidelog.api.erasure import ProveOptions
 from tidelog.api.pipelines import RunOptions
 from tidelog.api.spark_workers import with_tasks
 from tidelog.archive.archive import FormatOptions
@@ -25,13 +25,13 @@ from tidelog.clock import Clock
 from tidelog.coordination.audit import Why, user_at_host
 from tidelog.erasure.archive_only import ErasedFromArchives, erase_archived
 from tidelog.erasure.delete import ErasurePlan, plan_archive_erasure
-from tidelog.erasure.proof import Proof, record_proof
+from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased_from_archive
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, contained
 from tidelog.maintenance.purge import ArchivedEvents, ErasureWatch, erase_archived_and_prove
 from tidelog.model import defaults
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.base import CycleReport
+from tidelog.pipeline.pipeline import CycleReport
 from tidelog.settings import check_options
 
 __all__ = [
@@ -261,14 +261,13 @@ class ErasableArchive(ArchiveView):
             return erase_archived(context, archive, because, wanted, key)
         wait_ms = duration_ms(options.get("wait") or defaults.ERASE_WAIT)
         watch, events = options.get("watch") or ErasureWatch(), ArchivedEvents(archive, wanted, key)
-        proof = erase_archived_and_prove(context, events, because, wait_ms, watch)
-        record_proof(context, archive, proof, because)
-        return proof
+        return erase_archived_and_prove(context, events, because, wait_ms, watch)
 
     def plan_erase(self, ids: str | Iterable[str] = (), *, key: bytes | None = None) -> ErasurePlan:
         """Returns how many events :meth:`erase` would erase now, and where they are.
 
-        Searches the files of the archive and of its copies. Changes nothing.
+        Searches the files of the archive and of its copies. Erases nothing; if it meets a rewrite
+        of files that died, it finishes that.
 
         >>> plan = home.archives.get("daily").plan_erase(ids=["order-2", "order-9"])
         >>> plan.partitions, plan.archives
@@ -289,7 +288,8 @@ class ErasableArchive(ArchiveView):
         """Searches all objects that could hold erased events and returns what is left of them.
 
         For events that :meth:`erase` has erased. ``progress`` gets the bytes of each object. With
-        ``spark``, a Spark master, tasks there search the files of archives. Changes nothing;
+        ``spark``, a Spark master, tasks there search the files of archives. Changes no rows or
+        objects. It removes what the files of a SQLite catalog still hold of deleted rows.
         :meth:`Home.record_proof` writes the proof's hash to the archive's audit.
 
         >>> home.delete_topic("orders")

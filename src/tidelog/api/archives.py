@@ -56,11 +56,12 @@ from tidelog.model import defaults
 from tidelog.model.address import nearest
 from tidelog.model.archive import Archive, ArchiveFormat, RedoPart, Start
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.base import CycleReport, LocalWorkers
+from tidelog.pipeline.pipeline import CycleReport
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.seek import PositionMove, SeekOptions, plan_seek, seek
 from tidelog.pipeline.share import request_flush, wait_until_done
 from tidelog.pipeline.source_partitions import track
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import check_options
 
 __all__ = [

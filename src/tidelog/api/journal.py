@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from tidelog.concurrency import TaskRunner
 from tidelog.context import Context
@@ -36,9 +36,6 @@ from tidelog.model.playback import Time, whole_range
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
 from tidelog.settings import check_options
-
-if TYPE_CHECKING:
-    from tidelog.erasure.delete import ErasurePlan
 
 __all__ = ["CompileOptions", "JournalCalls", "presign_s", "unknown_id"]
 
@@ -130,32 +127,6 @@ class JournalCalls(ABC):
         ('order-9',)
         """
         return self._amender(topic, why, who).update(values)
-
-    def plan_erase(
-        self,
-        topic: str,
-        ids: str | Iterable[str] = (),
-        *,
-        key: bytes | None = None,
-        archives: bool = True,
-        progress: Callable[[int], None] | None = None,
-    ) -> ErasurePlan:
-        """Returns how many events :meth:`Home.erase` would delete now, and where they are.
-
-        Give ids, or a key, for which it reads the keys of the whole topic and calls ``progress``
-        with the bytes read so far. Without ``archives`` it counts events of the topic alone, and
-        searches no files of archives for what the topic has trimmed. Changes nothing.
-
-        >>> plan = home.plan_erase("orders", ["order-2", "order-9"])
-        >>> plan.events, plan.partitions, plan.archives
-        (1, {'orders/0': 1}, {'daily': 1})
-        """
-        from tidelog.erasure.delete import plan_erasure  # noqa: PLC0415 - loads archives
-
-        wanted = [ids] if isinstance(ids, str) else list(ids)
-        lookup = self._lookups.of(self.topic(topic))
-        told = progress or (lambda _: None)
-        return plan_erasure(self.context, lookup, wanted, key, told, archives=archives)
 
     def audit(
         self,

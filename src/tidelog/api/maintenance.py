@@ -1,5 +1,5 @@
-# ruff: noqa: PLC0415 - archives, erasure and Spark take longer to import than the rest
-"""What a home does as a whole: erase events for good, maintain itself, drive what it has.
+# ruff: noqa: PLC0415 - archives and Spark take longer to import than the rest
+"""What a home does as a whole: maintain itself, drive what it has, trim, sweep and verify.
 
 Archives and pipelines are imported when they are needed: that takes longer than all the rest.
 """
@@ -12,21 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
+from typing import TypedDict, Unpack
 
-from tidelog.api.journal import unknown_id
 from tidelog.catalog import Catalog
 from tidelog.catalog.base import freeing
 from tidelog.concurrency import TaskRunner
 from tidelog.context import Context
-from tidelog.coordination.audit import Owner, Why, record_action
+from tidelog.coordination.audit import record_action
 from tidelog.coordination.jobs import Jobs, SupervisedPart
-from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.coordination.registry import check_shown
 from tidelog.errors import InvalidError
-from tidelog.journal.amend import Amender
 from tidelog.journal.compile_steps import CompilePolicy
-from tidelog.journal.lookup import Lookups, check_id
 from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
 from tidelog.log.late_readers import Past, check_readers
 from tidelog.log.maintenance.incarnations import inspect_home
@@ -50,30 +46,7 @@ from tidelog.settings import check_options
 from tidelog.store import Store
 from tidelog.store.wrappers import CachedStore
 
-if TYPE_CHECKING:
-    from tidelog.erasure.delete import DeleteResult
-    from tidelog.erasure.proof import Proof
-    from tidelog.erasure.updates import ArchiveUpdate
-    from tidelog.maintenance.purge import Erasure, ErasureWatch
-
-__all__ = ["EraseOptions", "MaintenanceCalls", "ProveOptions", "TrimOptions"]
-
-
-class ProveOptions(TypedDict, total=False):
-    """How bytes are removed and searched for."""
-
-    who: str | None  # for the audit; default: user@host
-    wait: str | int | None  # for ranges of archives under way; default: 10 seconds
-    watch: ErasureWatch | None  # follows it, and may stop it
-    spark: str | None  # Spark master; tasks there search and rewrite files of archives
-    spark_conf: Mapping[str, str] | None  # settings of Spark
-
-
-class EraseOptions(ProveOptions, total=False):
-    """How events are erased."""
-
-    incarnation: str  # erase from this topic only, and from no other that has the name now
-    progress: Callable[[int], None]  # gets the bytes of each step of a search by key
+__all__ = ["MaintenanceCalls", "TrimOptions"]
 
 
 class TrimOptions(TypedDict, total=False):
@@ -89,11 +62,10 @@ _TRIM_TO = "`before` (a time), `to` (tidelog.ToOffsets({0: 50}) or tidelog.KeepB
 
 
 class MaintenanceCalls(ABC):
-    """Erasure with its proof, one turn of maintenance, and the drivers of all pipelines."""
+    """One turn of maintenance, the drivers of all pipelines, trims, sweeps and checks."""
 
     context: Context
     _pool: Executor
-    _lookups: Lookups
 
     @property
     @abstractmethod
@@ -112,14 +84,6 @@ class MaintenanceCalls(ABC):
     @abstractmethod
     def topic(self, name: str) -> Topic:
         """Returns the topic with a name. Raises ``NotFoundError``."""
-
-    @abstractmethod
-    def amender(self, topic: str, why: Why) -> Amender:
-        """What amends events of a topic."""
-
-    @abstractmethod
-    def reason(self, why: str = "", who: str | None = None) -> Why:
-        """What audit records say of a call."""
 
     @abstractmethod
     def scribe(
@@ -147,278 +111,6 @@ class MaintenanceCalls(ABC):
         """
         self._check_open()
         return Jobs(self.context)
-
-    def update_archives(self, topic: str, ids: Iterable[str]) -> list[ArchiveUpdate]:
-        """Gives archived events the values that the topic has now; returns what was changed.
-
-        Rewrites the files of the topic's archives that hold these ids, under their names, and
-        corrects their tables. ``unchanged`` of a result says why files keep the old values. An
-        event keeps its folder. Safe to kill and to repeat: files with the values stay as they are.
-        Raises ``NotFoundError`` if the topic has none of these events.
-
-        >>> home.update("orders", "order-2", b"corrected")
-        >>> [each.events for each in home.update_archives("orders", ["order-2"])]
-        [1]
-        """
-        from tidelog.erasure.updates import update_archives
-
-        wanted = [ids] if isinstance(ids, str) else list(ids)
-        return update_archives(self.context, self._lookups.of(self.topic(topic)), wanted)
-
-    @overload
-    def erase(
-        self,
-        topic: str,
-        ids: str | Iterable[str] = ...,
-        *,
-        key: bytes | None = ...,
-        why: str = ...,
-        prove: Literal[True] = ...,
-        **options: Unpack[EraseOptions],
-    ) -> Proof: ...
-
-    @overload
-    def erase(
-        self,
-        topic: str,
-        ids: str | Iterable[str] = ...,
-        *,
-        key: bytes | None = ...,
-        why: str = ...,
-        prove: Literal[False],
-        **options: Unpack[EraseOptions],
-    ) -> DeleteResult: ...
-
-    def erase(
-        self,
-        topic: str,
-        ids: str | Iterable[str] = (),
-        *,
-        key: bytes | None = None,
-        why: str = "",
-        prove: bool = True,
-        **options: Unpack[EraseOptions],
-    ) -> Proof | DeleteResult:
-        """Erases events for good, from a topic and its archives, and returns the proof.
-
-        Give ids, or the key of the events. All readers stop seeing them, the topic is compiled,
-        files of archives are rewritten, what is left over is swept, and then every object that
-        could hold them is searched (:meth:`purge_and_prove`). ``Proof.is_erased`` is True if
-        nothing is left, and ``Proof.deleted`` says how many events were deleted and which ids had
-        none. With ``spark``, a Spark master, tasks there read, search and rewrite.
-
-        ``why`` and the proof's hash go to the audit, and ``Proof.save`` writes the proof to a file.
-        With ``prove=False`` it returns once the events are deleted; maintenance removes their bytes
-        later. An erasure that fails can be repeated.
-
-        >>> proof = home.erase("orders", ["order-2", "order-9"], why="request 1234")
-        >>> proof.is_erased, proof.deleted.events, proof.deleted.missing
-        (True, 1, ('order-9',))
-        """
-        from tidelog.erasure.delete import delete_events, delete_key
-
-        check_options("erase", options, EraseOptions, ("key", "why", "prove"))
-        wanted = [ids] if isinstance(ids, str) else list(ids)
-        if bool(wanted) == (key is not None):
-            raise _ids_or_key("erase")
-        shown = options.get("incarnation", "")
-        check_shown(f"topic `{topic}`", shown, self.topic(topic).incarnation)
-        amender = self.amender(topic, self.reason(why, options.get("who")))
-        spark, conf = options.get("spark"), options.get("spark_conf")
-        context = self._with_tasks(f"erase {topic}", spark, conf)
-        if key is not None:
-            progress = options.get("progress", _ignore)
-            deleted = delete_key(context, amender, key, progress)
-        else:
-            deleted = delete_events(context, amender, wanted)
-        if not prove:
-            return deleted
-        how = ProveOptions(
-            who=options.get("who"),
-            wait=options.get("wait"),
-            watch=options.get("watch"),
-            spark=spark,
-            spark_conf=conf,
-        )
-        keys = () if key is None else (key,)
-        return self.purge_and_prove(topic, ids=wanted, keys=keys, why=why, deleted=deleted, **how)
-
-    def purge_and_prove(
-        self,
-        topic: str,
-        ids: str | Iterable[str] = (),
-        *,
-        keys: Iterable[bytes] = (),
-        why: str = "",
-        deleted: DeleteResult | None = None,
-        **options: Unpack[ProveOptions],
-    ) -> Proof:
-        """Removes the bytes of deleted events, searches for what is left, and records the proof.
-
-        Waits for ranges of archives that were planned before the delete. Searches again if all
-        that is left may be an append under way. ``deleted`` is the result of a delete of these ids
-        and keys, for the proof: what it did not find, but a recovery of the topic would append, is
-        then deleted too.
-
-        >>> deleted = home.erase("orders", ids=["order-2"], prove=False)
-        >>> home.purge_and_prove("orders", ids=["order-2"], deleted=deleted).is_erased
-        True
-        """
-        from tidelog.erasure.delete import erase_strays
-        from tidelog.maintenance.purge import ErasureWatch, purge_and_prove
-
-        check_options("purge_and_prove", options, ProveOptions, ("keys", "why", "deleted"))
-        context = self._with_tasks(
-            f"erase {topic}", options.get("spark"), options.get("spark_conf")
-        )
-        wait_ms = duration_ms(options.get("wait") or defaults.ERASE_WAIT)
-        watch = options.get("watch") or ErasureWatch()
-        wanted = [ids] if isinstance(ids, str) else list(ids)
-        found = self.topic(topic)
-        given = list(keys)
-        if deleted is not None:
-            amender = self.amender(topic, self.reason(why, options.get("who")))
-            deleted = erase_strays(context, amender, deleted, wanted, given)
-        proof = purge_and_prove(context, found, wanted, given, wait_ms, watch)
-        proof.deleted = deleted
-        self.record_proof(proof, why=why, who=options.get("who"))
-        return proof
-
-    def delete(
-        self,
-        topic: str,
-        ids: str | Iterable[str] | None = None,
-        *,
-        key: bytes | None = None,
-        why: str = "",
-        who: str | None = None,
-    ) -> DeleteResult:
-        """Hides all events that have one of these ids, or a key, from readers; bytes go later.
-
-        Give ids, or ``key``, as to :meth:`delete_key`. No reader that starts after this returned
-        sees the events. Maintenance removes their bytes from the topic and from files of archives;
-        ``erase`` does so at once, and proves it. For a single id, raises ``NotFoundError`` if there
-        is no such event. For several, the result lists the ids without an event.
-
-        >>> home.delete("orders", ["order-2", "order-3"], why="entered twice").events
-        2
-        """
-        if (ids is None) == (key is None):
-            raise _ids_or_key("delete")
-        if key is not None:
-            return self.delete_key(topic, key, why=why, who=who)
-        wanted = [ids] if isinstance(ids, str) else list(ids or ())
-        for each in wanted:
-            check_id(each)
-        if not wanted:
-            return _nothing_deleted(self.topic(topic))
-        done = self.erase(topic, ids=wanted, why=why, who=who, prove=False)
-        if isinstance(ids, str) and done.missing:
-            raise unknown_id(topic, ids, "nothing was deleted")
-        return done
-
-    def delete_key(
-        self,
-        topic: str,
-        key: bytes,
-        *,
-        why: str = "",
-        who: str | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> DeleteResult:
-        """Deletes all events that have this key, up to the current ends, as ``delete`` does.
-
-        Reads the keys of the whole topic, and calls ``progress`` with the bytes read so far.
-
-        >>> home.delete_key("orders", b"customer-1").events
-        2
-        """
-        if not isinstance(key, bytes):
-            raise InvalidError(f"key: is {type(key).__name__}: give bytes")
-        how = EraseOptions(who=who, progress=progress or _ignore)
-        return self.erase(topic, key=key, why=why, prove=False, **how)
-
-    def purge(
-        self,
-        topic: str,
-        grace: str | int = "0s",
-        *,
-        wait: str | int = defaults.ERASE_WAIT,
-        watch: ErasureWatch | None = None,
-        spark: str | None = None,
-        spark_conf: Mapping[str, str] | None = None,
-    ) -> Erasure:
-        """Removes the bytes of all deleted events of a topic and returns what was done.
-
-        Compiles the topic, rewrites files of its archives, and sweeps. Objects younger than
-        ``grace`` stay for readers that are under way. Waits for ranges of archives that may still
-        write such an event; ``watch`` follows that. With ``spark``, a Spark master, tasks there
-        make journals and rewrite files.
-
-        >>> _ = home.delete("orders", "order-2")
-        >>> home.purge("orders").compiled.journals
-        1
-        """
-        from tidelog.maintenance.purge import ErasureWatch, purge
-
-        context = self._with_tasks(f"erase {topic}", spark, spark_conf)
-        waits = (duration_ms(grace), duration_ms(wait))
-        return purge(context, self.topic(topic), waits, watch or ErasureWatch())
-
-    def prove_erased(
-        self,
-        topic: str,
-        ids: str | Iterable[str] = (),
-        *,
-        keys: Iterable[bytes] = (),
-        progress: Callable[[int], None] | None = None,
-        spark: str | None = None,
-        spark_conf: Mapping[str, str] | None = None,
-    ) -> Proof:
-        """Searches all objects that could hold erased events and returns what is left of them.
-
-        ``progress`` gets the bytes of each object. With ``spark``, a Spark master, tasks there
-        search the topic's objects and the files of archives. Changes nothing.
-
-        >>> home.prove_erased("orders", ids=["order-1"]).is_erased
-        False
-        """
-        from tidelog.erasure.proof_search import prove_erased
-
-        wanted = [ids] if isinstance(ids, str) else list(ids)
-        found = self.topic(topic)
-        context = self._with_tasks(f"prove {topic}", spark, spark_conf)
-        return prove_erased(context, found, wanted, list(keys), progress or _ignore)
-
-    def record_proof(self, proof: Proof, *, why: str = "", who: str | None = None) -> None:
-        """Writes the hash of a proof to the audit of its topic or archive, as ``erase`` does.
-
-        A file of the proof can then be checked against the home: :meth:`has_proof`.
-
-        >>> proof = home.prove_erased("orders", ids=["order-1"])
-        >>> home.record_proof(proof, why="yearly check")
-        >>> [record.proof.verdict for record in home.audit("orders")]
-        ['not erased']
-        """
-        from tidelog.erasure.proof import record_proof
-
-        record_proof(self.context, self._proved(proof), proof, self.reason(why, who))
-
-    def has_proof(self, proof: Proof) -> bool:
-        """Returns whether the audit of this home has the hash of a proof, such as a loaded one.
-
-        >>> home.has_proof(home.erase("orders", ids=["order-2"]))
-        True
-        """
-        from tidelog.erasure.proof import is_recorded
-
-        return is_recorded(self.context, self._proved(proof), proof)
-
-    def _proved(self, proof: Proof) -> Owner:
-        """Returns the topic or archive that a proof is about."""
-        if proof.archive:
-            return read_archive(self.context, proof.archive)
-        return self.topic(proof.topic)
 
     def maintain(
         self,
@@ -580,16 +272,5 @@ class MaintenanceCalls(ABC):
         return list(inspect_home(self.context))
 
 
-def _ids_or_key(call: str) -> InvalidError:
-    return InvalidError(f"{call}: give ids or a key")
-
-
 def _ignore(_: object) -> None:
     """A report that has no reader."""
-
-
-def _nothing_deleted(topic: Topic) -> DeleteResult:
-    """Returns the result of a delete of no ids from a topic that exists."""
-    from tidelog.erasure.delete import DeleteResult
-
-    return DeleteResult()

@@ -33,8 +33,8 @@ from tidelog.model.archive import Start
 from tidelog.model.event import Event
 from tidelog.model.pipeline import FileCounts, NamedPipeline
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.base import CycleReport, LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.pump import (
     PumpOptions,
     PumpStatus,
@@ -53,6 +53,7 @@ from tidelog.pipeline.stream import (
     open_stream,
     stream_pipeline,
 )
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import check_options
 
 __all__ = [

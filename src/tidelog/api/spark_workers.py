@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from tidelog.concurrency import TaskRunner
 from tidelog.context import Context
 from tidelog.errors import AlreadyExistsError, InvalidError, TidelogError
-from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome, Workers
+from tidelog.pipeline.tasks import LocalWorkers, Task, TaskOutcome, Workers
 
 if TYPE_CHECKING:
     from tidelog.spark.workers import SparkWorkers

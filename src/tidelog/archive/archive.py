@@ -39,8 +39,8 @@ from tidelog.archive.freeze import HeadGate
 from tidelog.archive.redo import redo_source
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.codec.formats import settings_of
-from tidelog.codec.parsers import layout_settings
-from tidelog.codec.parsers.base import used_layout
+from tidelog.codec.parsers import folder_settings
+from tidelog.codec.parsers.base import used_folder_settings
 from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings
 from tidelog.connectors.by_url import files_at, refuse_archive_folder, source_at, store_at
 from tidelog.connectors.files.listing import parse_file_address
@@ -74,9 +74,10 @@ from tidelog.model.event import to_iso
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.schema import OBJECTS
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.source_partitions import list_seen
+from tidelog.pipeline.tasks import Workers
 from tidelog.store.base import Store
 
 __all__ = [
@@ -369,7 +370,7 @@ def sink_settings(archive: Archive, generation: int | None = None) -> ArchiveSin
         dead=archive.dead,
         generation=archive.generation if generation is None else generation,
         parser=written_as.parser or None,
-        layout=layout_settings(written_as.parser, written_as.layout),
+        layout=folder_settings(written_as.parser, written_as.layout),
         format=written_as.format,
         codec=written_as.codec or None,
         format_settings=settings_of(written_as.format_settings),
@@ -518,7 +519,7 @@ def archive_format(
     formats = {name: given[name] for name in _FORMAT if name in given}
     parser = _or_before(options.get("parser"), was.parser)
     inherited = {**was.layout, **layout}
-    layout = {**used_layout(parser, inherited), **layout}  # never ignore a given setting
+    layout = {**used_folder_settings(parser, inherited), **layout}  # never ignore a given setting
     same_format = options.get("format") in (None, was.format)
     return ArchiveFormat(
         parser=parser,

@@ -60,7 +60,7 @@ from tidelog.errors import CorruptError, TidelogError, UnavailableError
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import BeginReason, FileEntry, Gap, Manifest, Progress
-from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows
+from tidelog.pipeline.tasks import NO_ERASED_ROWS, ErasedRows
 from tidelog.store.base import Store
 from tidelog.store.fetch import fetched
 

@@ -44,7 +44,7 @@ from tidelog.archive.verify_checks import read_offsets
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.formats.batches import decoding
-from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.parsers import FolderSettings
 from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings, ArchiveWriter
 from tidelog.connectors.by_url import files_at, store_at
 from tidelog.connectors.sink import RangeWriter, Sink
@@ -73,9 +73,9 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.pipeline import FileCounts, FileEntry, Manifest
-from tidelog.pipeline.base import Pipeline, Workers
-from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions, new_stop
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
+from tidelog.pipeline.tasks import Workers
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore
@@ -434,8 +434,8 @@ class ReplaySink:
     def set_aside(self, files: Sequence[FileEntry], name: str) -> None:
         self._files.set_aside(files, name)
 
-    def layout(self) -> LayoutSettings:
-        return self._files.layout()
+    def folders(self) -> FolderSettings:
+        return self._files.folders()
 
     def folder(self, file: FileEntry) -> str:
         return self._files.folder(file)

@@ -63,10 +63,11 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, ArchiveEnd
-from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.failures import close_failures
+from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.registry import close_heads, delete_below, remove_work
 from tidelog.pipeline.share import stop_drivers
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.store.base import Store
 
 __all__ = [

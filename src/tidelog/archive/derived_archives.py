@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidelog.archive.coverage import Interval, are_offsets
-from tidelog.codec.parsers import LayoutSettings, changes_values, open_parser
+from tidelog.codec.parsers import FolderSettings, changes_values, open_parser
 from tidelog.context import Context
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import (
@@ -329,7 +329,7 @@ def output_of(written_as: ArchiveFormat) -> str:
         return "transform"
     if not written_as.parser:
         return ""
-    parser = open_parser(written_as.parser, LayoutSettings(**written_as.layout))
+    parser = open_parser(written_as.parser, FolderSettings(**written_as.layout))
     return "parser" if changes_values(parser) else ""
 
 

@@ -65,7 +65,7 @@ from tidelog.log.run_reader import Cut, describe_run, read_run
 from tidelog.log.topics import find_head, list_topics
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
-from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows
+from tidelog.pipeline.tasks import NO_ERASED_ROWS, ErasedRows
 
 __all__ = [
     "Deletions",

@@ -56,7 +56,7 @@ import msgspec
 from tidelog.archive.archive import check_active, find_archive
 from tidelog.catalog.base import Change, Delete, Put, Row
 from tidelog.catalog.update import attempts, pause, rounds
-from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.parsers import FolderSettings
 from tidelog.connectors.by_url import files_at, source_at, store_at
 from tidelog.connectors.source import Bounds, Source, SourcePartition, SourceRange, waits
 from tidelog.context import Context
@@ -179,7 +179,7 @@ class Finalizer:
         self._files = files
         self._target = target
         self._where = layout.pipeline_members(archive.pipeline())
-        self._folders = DateFolders(LayoutSettings(**archive.format_of().layout))
+        self._folders = DateFolders(FolderSettings(**archive.format_of().layout))
 
     def run(self, how: FinalizeOptions) -> FinalizeResult:
         """Runs all steps."""

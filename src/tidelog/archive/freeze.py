@@ -50,8 +50,9 @@ from tidelog.model.archive import Archive, ArchiveEnd, Promotion
 from tidelog.model.event import to_iso
 from tidelog.model.pipeline import Progress
 from tidelog.model.topic import decode_row, encode_row
-from tidelog.pipeline.base import Pipeline, frozen
-from tidelog.pipeline.cycle import Cycle, CycleReport, Track
+from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.partition_state import PartitionState, frozen_error
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.source_partitions import copy_seen
 
 __all__ = [
@@ -153,29 +154,29 @@ class _Freeze(Cycle):
         """Freezes one head, and settles its range."""
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
 
-        def decide(rows: Rows) -> Decision[Track | None]:
+        def decide(rows: Rows) -> Decision[PartitionState | None]:
             row = rows["head"]
             found = decode_row(row.value, Progress, where) if row is not None else None
             if found is not None and found.closed:
                 return Decision(None)
             if row is not None and found is not None and found.frozen == promotion:
-                return Decision(Track(partition, where, found, row.version))
+                return Decision(PartitionState(partition, where, found, row.version))
             head = msgspec.structs.replace(found or Progress("", 0, 0), frozen=promotion)
-            track = Track(partition, where, head, rows.write_id)
-            return Decision(track, [rows.put("head", encode_row(head))])
+            state = PartitionState(partition, where, head, rows.write_id)
+            return Decision(state, [rows.put("head", encode_row(head))])
 
-        track = update(self._context, where, ["head"], decide, f"head of `{partition.text}`")
-        if track is not None:
-            self._settle(track)
+        state = update(self._context, where, ["head"], decide, f"head of `{partition.text}`")
+        if state is not None:
+            self._settle(state)
 
-    def _settle(self, track: Track) -> None:
-        track.read_intent(self._context.catalog)
-        if track.intent is None:
+    def _settle(self, state: PartitionState) -> None:
+        state.read_intent(self._context.catalog)
+        if state.intent is None:
             return
-        if track.intent.manifest:
-            self._finish(track, self._manifest(track.intent.manifest), CycleReport())
+        if state.intent.manifest:
+            self._finish(state, self._manifest(state.intent.manifest), CycleReport())
         else:
-            self._withdraw(track)
+            self._withdraw(state)
 
 
 class HeadGate:
@@ -212,7 +213,7 @@ class HeadGate:
         if promotion is None or state != "live":
             return
         if not is_stale(self._context, promotion):
-            raise frozen(name, f"generation {number}")
+            raise frozen_error(name, f"generation {number}")
         withdraw(self._context, name, promotion)
 
 

@@ -86,12 +86,12 @@ from tidelog.coordination.trusted_time import store_now_ms
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.model import limits
 from tidelog.model.archive import Archive, ArchiveFormat, ForcedPromote, GenerationState, Promotion
-from tidelog.pipeline.base import LocalWorkers, Pipeline, Workers
-from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.registry import close_heads, delete_below, remove_work
 from tidelog.pipeline.source_partitions import track
+from tidelog.pipeline.tasks import LocalWorkers, Workers
 from tidelog.store.base import object_exists
 
 __all__ = [

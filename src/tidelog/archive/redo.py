@@ -39,7 +39,7 @@ from tidelog.archive.derived_archives import OutputSpans, output_of, output_span
 from tidelog.archive.fill import FillSource
 from tidelog.archive.read import ArchiveFiles, source_partition
 from tidelog.codec.formats import open_format, settings_of
-from tidelog.codec.parsers import LayoutSettings, layout_settings
+from tidelog.codec.parsers import FolderSettings, folder_settings
 from tidelog.connectors.archive.reader import CarriedRange, CarriedReader, PlannedCommits
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.by_url import source_at, store_at
@@ -419,9 +419,9 @@ class _ChosenFiles:
         self._root = f"{archive.folder()}/"
         written_as = archive.format_of()
         settings = (
-            layout_settings(written_as.parser, written_as.layout) if written_as.parser else None
+            folder_settings(written_as.parser, written_as.layout) if written_as.parser else None
         )
-        form = (settings or LayoutSettings()).date_format
+        form = (settings or FolderSettings()).date_format
         days = (date.fromisoformat(each) for each in part.dates)
         self._names = [f"/{each.strftime(form)}/" for each in days]
 

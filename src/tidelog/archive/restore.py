@@ -45,9 +45,10 @@ from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import NamedPipeline
-from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.registry import check_reach, ensure_pipeline, is_inside
+from tidelog.pipeline.tasks import Workers
 
 __all__ = ["RestoreOptions", "open_restore", "restore", "restore_limit"]
 

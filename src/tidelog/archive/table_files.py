@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 import pyarrow as pa
 
-from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.parsers import FolderSettings
 from tidelog.errors import InvalidError
 from tidelog.model.address import Address, parse_address
 from tidelog.model.archive import Archive
@@ -71,7 +71,7 @@ class TablePlan:
         Delta, Hive and many readers of Iceberg do not distinguish capital letters in names.
         """
         known = {name.lower() for name in self.columns.names}
-        layout = LayoutSettings(**self.archive.format_of().layout)
+        layout = FolderSettings(**self.archive.format_of().layout)
         dates = [part.removesuffix("=%Y-%m-%d") for part in layout.path_format.split("/")]
         return [
             pa.field(name, pa.date32() if name in dates else pa.string())

@@ -24,7 +24,7 @@ from tidelog.cli.output import Output, counted, echo_aside, visible
 from tidelog.cli.terminal import Interruption
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.model.pipeline import FileCounts, Manifest, by_cause, joined_names, same_in
-from tidelog.pipeline.base import CycleReport
+from tidelog.pipeline.pipeline import CycleReport
 
 __all__ = [
     "DriverWatch",

@@ -177,7 +177,7 @@ def encode_segment(
 def encode_staged(parts: Sequence[tuple[int, pa.Table]], writer: str = "") -> Segment:
     """Packs a segment that others commit, or send elsewhere, so nothing is known yet.
 
-    A driver records in a witness what is committed of it (``log.producer.append_plan``). ``writer``
+    A driver records in a witness what is committed of it (``log.producer.staged``). ``writer``
     is the producer that will commit it, if its row is kept for good.
     """
     return _encode(parts, {partition: AppenderView(writer=writer) for partition, _ in parts})

@@ -25,7 +25,7 @@ import pyarrow as pa
 from tidelog.clock import Clock, SystemClock, system_random
 from tidelog.codec.event_json import batch_lines
 from tidelog.codec.formats.batches import slices
-from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.parsers import FolderSettings
 from tidelog.context import Context
 from tidelog.errors import InvalidError
 from tidelog.model.address import Address, nearest, parse_address
@@ -39,8 +39,8 @@ from tidelog.plugins import needs_extra
 __all__ = [
     "PIECE_BYTES",
     "PIECE_EVENTS",
-    "AsideSink",
     "CopyingSink",
+    "FileSink",
     "JudgingSink",
     "Lot",
     "NullSink",
@@ -114,8 +114,8 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class AsideSink(Protocol):
-    """A sink that can set files aside, where readers do not list them."""
+class FileSink(Protocol):
+    """A sink of files, which it can set aside, where readers do not list them."""
 
     def published(self, manifest: Manifest) -> list[FileEntry]:
         """Returns the files of a manifest that have their final names and the right bytes."""
@@ -133,7 +133,7 @@ class AsideSink(Protocol):
         """Moves files there. Idempotent, also if another process already moved them."""
         ...
 
-    def layout(self) -> LayoutSettings:
+    def folders(self) -> FolderSettings:
         """Returns how the folders of its files are named."""
         ...
 

@@ -3,7 +3,8 @@
 **Plans** change no event: a person confirms the counts. For a topic, its events are looked up by
 id, or its keys are read. An archive of the topic holds those that it has read: its positions show
 that, so its files are not searched. They are searched for what the topic has trimmed, as a delete
-does. For an archive without a topic, its files and those of its copies are searched.
+does. For an archive without a topic, its files and those of its copies are searched. A search of
+files that meets a rewrite that died finishes it.
 
 **Deletes** remove events from a topic, and from archives and objects that alone still hold them.
 A delete first amends the topic: no reader that starts later sees the events (``journal.amend``). It

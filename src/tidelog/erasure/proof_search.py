@@ -44,7 +44,7 @@ from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.archive_scope import ArchiveScope
 from tidelog.erasure.aside_files import AsideFiles, aside_origins
 from tidelog.erasure.chosen_names import chosen_names
-from tidelog.erasure.event_search import clean_files, clean_objects, files_to_search
+from tidelog.erasure.event_search import files_to_search, files_without, objects_without
 from tidelog.erasure.matcher import (
     EventMatcher,
     has_columns,
@@ -60,7 +60,8 @@ from tidelog.erasure.metadata_objects import (
     folder_values,
     is_named_by_events,
 )
-from tidelog.erasure.proof import UNREADABLE, ObjectSearch, Proof
+from tidelog.erasure.object_search import UNREADABLE, ObjectSearch
+from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_scope import (
     DeletedTopicScope,
     Generation,
@@ -77,8 +78,8 @@ from tidelog.erasure.redaction import (
     quoting_rows,
     quoting_seeks,
 )
-from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.topic_copies import copy_deletions, transformed_archives
+from tidelog.erasure.unfinished_ranges import is_under_way
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.log.run_reader import describe_run, read_run
@@ -187,13 +188,14 @@ class _ProofSearch(ObjectSearch):
 
     def ranges(self) -> None:
         """Reports ranges that may have read an event at an unknown offset; call this first."""
-        for archive, place in self._scope.unfinished_ranges():
-            self.range_under_way(archive, place)
+        for archive, pipeline, partition in self._scope.unfinished_ranges():
+            self.range_under_way(archive, pipeline, partition)
 
-    def range_under_way(self, archive: str, place: str) -> None:
+    def range_under_way(self, archive: Archive, pipeline: str, partition: str) -> None:
         """Reports a range that may have been read before the delete."""
-        what = f"a range of archive `{archive}` is under way there"
-        self.add(place, what, remedies.again(archive, place))
+        what = f"a range of archive `{archive.name}` is under way there"
+        place = layout.pipeline_partition(pipeline, partition)
+        self.add(place, what, remedies.again(archive, pipeline))
 
     # The topic.
 
@@ -202,7 +204,7 @@ class _ProofSearch(ObjectSearch):
         live = self._live(topic)
         values = self._values(topic)
         folder = f"topics/{topic.incarnation}/"
-        clean = self._clean_objects(store, folder, live)
+        clean = self._objects_without(store, folder, live)
         for info in store.list(folder):
             data = self.get(store, info, clean)
             if data is None:
@@ -217,6 +219,8 @@ class _ProofSearch(ObjectSearch):
                 self._segment(store, topic, (info.key, data), live.get(info.key, []))
             elif kind == "journals" and info.key in live:
                 self._live_rows(store, topic, live[info.key], data)
+            elif kind == "sinks":
+                self.loose(info.key, data, *remedies.of_batch(self._context, topic, info.key))
             else:
                 self.loose(info.key, data, "no row names it")
 
@@ -226,7 +230,7 @@ class _ProofSearch(ObjectSearch):
             if not self.is_done((store.url, info.key)):
                 self.unexplained(store, info, "its topic is being deleted", remedies.SWEEP)
 
-    def _clean_objects(
+    def _objects_without(
         self, store: Store, folder: str, live: Mapping[str, list[tuple[int, Run]]]
     ) -> set[str]:
         """Returns the segments and journals in which tasks have found nothing."""
@@ -236,7 +240,7 @@ class _ProofSearch(ObjectSearch):
             if (store.url, info.key) not in self._seen
             and (info.key in live or info.key.startswith(f"{folder}segments/"))
         )
-        return clean_objects(self._context, store, objects, self._sought, self._progress)
+        return objects_without(self._context, store, objects, self._sought, self._progress)
 
     def _live(self, topic: Topic) -> dict[str, list[tuple[int, Run]]]:
         """Returns what rows name, by object."""
@@ -378,7 +382,7 @@ class _ProofSearch(ObjectSearch):
         for partition in own:
             self._under_way(archive, pipeline, partition, gone[partition])
         files = files_to_search(self._context, archive, generation, gone)
-        clean = clean_files(self._context, archive.name, files, self._sought, self._progress)
+        clean = files_without(self._context, archive.name, files, self._sought, self._progress)
         for partition in read_partitions(self._context, pipeline):
             for manifest, file in counting_files(self._context, pipeline, partition):
                 key = (store.url, file.target)
@@ -569,7 +573,7 @@ class _ProofSearch(ObjectSearch):
         wanted = np.array(gone, np.int64)
         for each in (pipeline, replay_pipeline(pipeline)):
             if len(wanted) and is_under_way(self._context, each, partition, wanted):
-                self.range_under_way(archive.name, layout.pipeline_partition(each, partition))
+                self.range_under_way(archive, each, partition)
 
     def _archived(
         self, place: tuple[str, str], batch: pa.RecordBatch, partition: int, gone: list[int]

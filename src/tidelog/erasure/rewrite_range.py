@@ -31,7 +31,7 @@ from tidelog.archive.read import ArchiveFiles
 from tidelog.catalog.update import rounds
 from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
-from tidelog.connectors.archive.staging import Spool, Uploads
+from tidelog.connectors.archive.staging import Spool, StagedFiles
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -102,8 +102,8 @@ class RangeRewriter:
     def stage(
         self, parts: Sequence[Manifest], wanted: Offsets, staging: str
     ) -> dict[str, FileEntry]:
-        """Uploads the rewritten files; returns their entries by target."""
-        with Uploads(self._store, staging) as uploads:
+        """StagedFiles the rewritten files; returns their entries by target."""
+        with StagedFiles(self._store, staging) as uploads:
             for part, left in _left_in(parts, wanted):
                 for file in self._files_with(part, left):
                     rewritten = self._rewritten(part, file, left)
@@ -139,7 +139,7 @@ class RangeRewriter:
     def _stage_again(
         self, part: Manifest, before: FileEntry, after: FileEntry, erased: Sequence[int]
     ) -> bool:
-        """Uploads a copy of a file without erased events. Returns False if it is another one.
+        """StagedFiles a copy of a file without erased events. Returns False if it is another one.
 
         The same events make the same bytes, unless another version of a format's library runs.
         """
@@ -227,7 +227,11 @@ class RangeRewriter:
             return None
 
     def _stage(
-        self, uploads: Uploads, files: list[FileEntry], file: FileEntry, rewritten: RewrittenFile
+        self,
+        uploads: StagedFiles,
+        files: list[FileEntry],
+        file: FileEntry,
+        rewritten: RewrittenFile,
     ) -> None:
         def entry(before: FileEntry, events: int, erased: int) -> None:
             data = rewritten.data if before.kind != "sidecar" else rewritten.sidecar or b""

@@ -62,7 +62,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.catalog.update import Decision, Rows, attempts, update
-from tidelog.codec.segment import Piece, encode_segment
+from tidelog.codec.segment import encode_segment
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import list_pipelines
 from tidelog.errors import (
@@ -72,14 +72,16 @@ from tidelog.errors import (
 )
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.stray_events import StrayEvents, TopicSnapshot, Unit, UnitEvents, generation_of
-from tidelog.log.ledger import NOTHING_ERASED, Copier, ErasedIds, LedgerMovedError, read_ledger
+from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_ledger
 from tidelog.log.maintenance.unused_objects import list_now
 from tidelog.log.producer.append_plan import ALL_SEQUENCES, StoredSegment
+from tidelog.log.producer.copier import Copier, LedgerMovedError
 from tidelog.log.status import read_heads
 from tidelog.log.topics import raise_epoch, raise_head, read_head
 from tidelog.model import layout, limits
 from tidelog.model.topic import (
     Head,
+    Piece,
     ProducerState,
     Topic,
     decode_row,

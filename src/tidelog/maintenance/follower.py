@@ -28,11 +28,11 @@ from tidelog.model import defaults
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.base import Pipeline, Workers
-from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.pump import is_pump, open_pump, pump_options
 from tidelog.pipeline.ranges import FilePolicy
+from tidelog.pipeline.tasks import Workers
 
 __all__ = ["Follower"]
 

@@ -1,17 +1,25 @@
-"""Purges: remove the bytes of deleted events from topics and archives, and prove it.
+"""Whole erasures: delete events, remove their bytes from topics and archives, and prove it.
 
-Readers see deletes at once. ``purge_once`` removes the bytes: it compiles, erases from archives and
-sweeps. Each of these may crash and be repeated. The scribe does the same in the background, after
-its grace period, by turns (``turn``). A range of an archive that was planned before the delete may
-still write an event, so ``purge`` waits for it. An append under way has an object that no row names
-yet, so ``purge_and_prove`` repeats a proof that finds one. Events of archives without topic are
-erased and proved by ``erase_archived_and_prove``, with the same steps except the compile.
+``erase_and_prove`` is what ``Home.erase`` does:
+
+1. delete the events: no reader that starts later sees them (``erasure.delete``);
+2. delete what only objects hold that no row names (``erase_strays``);
+3. ``purge``: compile the topic, erase from archives, repair their tables, and sweep;
+4. search every object that could hold the events (``erasure.proof_search``);
+5. write the hash of the proof to the audit.
+
+Each step may crash and be repeated. The scribe does step 3 in the background, after its grace
+period, by turns (``turn``). A range of an archive that was planned before the delete may still
+write an event, so ``purge`` waits for it. An append under way has an object that no row names yet,
+so steps 3 and 4 are repeated if a proof finds one. Events of archives without topic are erased and
+proved by ``erase_archived_and_prove``, with the same steps except the compile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from tidelog.archive.derived_archives import copies_of, reachable_archives_of
 from tidelog.archive.erased_events import Deletions, PartitionOffsets
@@ -26,8 +34,8 @@ from tidelog.erasure.archive_only import (
     keep_deletions,
     settled_offsets,
 )
-from tidelog.erasure.delete import DeleteResult
-from tidelog.erasure.proof import Proof
+from tidelog.erasure.delete import DeleteResult, delete_events, delete_key, erase_strays
+from tidelog.erasure.proof import Proof, record_proof
 from tidelog.erasure.proof_search import prove_erased, prove_erased_from_archive
 from tidelog.erasure.redaction import redact_seeks
 from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archives
@@ -37,10 +45,12 @@ from tidelog.errors import (
     TidelogError,
     UnavailableError,
 )
+from tidelog.journal.amend import Amender
 from tidelog.journal.compile import CompileReport, compile_topic
 from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.compile_tasks import compile_by_tasks
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
+from tidelog.log.topics import find_topic
 from tidelog.maintenance.pipeline_sweep import PipelineSweep, sweep_archives
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
@@ -49,13 +59,15 @@ __all__ = [
     "ArchivedEvents",
     "Erasure",
     "ErasureWatch",
+    "TopicEvents",
+    "delete_from_topic",
+    "erase_and_prove",
     "erase_archived_and_prove",
     "erase_until_settled",
     "finish_closed_deletes",
     "finish_deletes",
     "purge",
     "purge_and_prove",
-    "purge_once",
 ]
 
 
@@ -82,6 +94,14 @@ class Erasure:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicEvents:
+    """Events of a topic, by ids or by keys."""
+
+    ids: Collection[str] = ()
+    keys: Collection[bytes] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ArchivedEvents:
     """Events of an archive without topic, by ids or by one key."""
 
@@ -97,6 +117,9 @@ class ArchivedEvents:
 
 class ErasureWatch:
     """Follows a long erasure: override what you want to know."""
+
+    def deleted(self, result: DeleteResult) -> None:
+        """Called once the events of a topic are deleted, before their bytes are removed."""
 
     def purging(self) -> None:
         """Called before bytes are removed, each time."""
@@ -115,18 +138,77 @@ class ErasureWatch:
         return False
 
 
-def purge(
-    context: Context, topic: Topic, waits_ms: tuple[int, int], watch: ErasureWatch
-) -> Erasure:
-    """Carries out all deletes, again until no range under way may bring an event back.
+def erase_and_prove(
+    context: Context,
+    open_amender: Callable[[], Amender],
+    events: TopicEvents,
+    wait_ms: int,
+    watch: ErasureWatch,
+    progress: Callable[[int], None],
+) -> Proof:
+    """Erases events from a topic and its archives, and returns the proof: all steps.
 
-    ``waits_ms`` is the grace of the sweep, and how long to wait for such ranges. ``archives`` has
-    those that take longer.
+    ``open_amender`` opens the topic as it is then: a delete of a key may take long. ``progress``
+    gets the bytes of each step of a search by key.
     """
-    grace_ms, wait_ms = waits_ms
+    deleted = delete_from_topic(context, open_amender(), events, progress)
+    watch.deleted(deleted)
+    return purge_and_prove(context, open_amender(), events, wait_ms, watch, deleted)
+
+
+def delete_from_topic(
+    context: Context, amender: Amender, events: TopicEvents, progress: Callable[[int], None]
+) -> DeleteResult:
+    """Does step 1, for ids or for one key. Safe to repeat."""
+    if not events.keys:
+        return delete_events(context, amender, events.ids)
+    (key,) = events.keys
+    return delete_key(context, amender, key, progress)
+
+
+def purge_and_prove(
+    context: Context,
+    amender: Amender,
+    events: TopicEvents,
+    wait_ms: int,
+    watch: ErasureWatch,
+    deleted: DeleteResult | None,
+) -> Proof:
+    """Does steps 2 to 5 for deleted events; without the result of a delete, 3 to 5."""
+    topic, ids, keys = amender.topic, events.ids, events.keys
+    if deleted is not None:
+        deleted = erase_strays(context, amender, deleted, ids, keys)
+    _redact_seeks(context, ids, keys)
+    for searches in range(1, _SEARCHES_MAX + 1):
+        purge(context, topic, 0, wait_ms, watch)
+        proof = prove_erased(context, topic, ids, keys, watch.searched)
+        is_passing = all(each.object.startswith("topics/") for each in proof.traces)
+        if proof.is_erased or not is_passing or watch.is_stopped() or searches == _SEARCHES_MAX:
+            break
+        context.clock.sleep(_LOOK_AGAIN_S)
+    proof.deleted = deleted
+    record_proof(context, find_topic(context, topic.name), proof, amender.why)
+    return proof
+
+
+def purge(
+    context: Context,
+    topic: Topic,
+    grace_ms: int = 0,
+    wait_ms: int = WAIT_MS,
+    watch: ErasureWatch | None = None,
+) -> Erasure:
+    """Removes the bytes of a topic's deleted events, again until no range may bring one back.
+
+    With a grace of 0, erased bytes are deleted on return; running readers read the catalog again.
+    Waits for ranges that were planned before the deletes; ``archives`` of the result has those that
+    take longer than ``wait_ms``. An error of an archive or of the sweep does not stop the rest: it
+    is raised at the end.
+    """
+    watch = watch or ErasureWatch()
     for is_last in looks(context.clock, wait_ms / 1000, _LOOK_AGAIN_S):
         watch.purging()
-        done = purge_once(context, topic, grace_ms, min(wait_ms, WAIT_MS))
+        done = _remove_bytes(context, topic, grace_ms, min(wait_ms, WAIT_MS))
         watch.purged(done)
         waiting = sorted({each.archive for each in done.archives if each.waiting})
         if not waiting or watch.is_stopped() or is_last:
@@ -135,34 +217,8 @@ def purge(
     return done
 
 
-def purge_and_prove(
-    context: Context,
-    topic: Topic,
-    ids: Collection[str],
-    keys: Collection[bytes],
-    wait_ms: int,
-    watch: ErasureWatch,
-) -> Proof:
-    """Carries out all deletes and searches for what is left, again beside appends under way."""
-    _redact_seeks(context, ids, keys)
-    for searches in range(1, _SEARCHES_MAX + 1):
-        purge(context, topic, (0, wait_ms), watch)
-        proof = prove_erased(context, topic, ids, keys, watch.searched)
-        is_passing = all(each.object.startswith("topics/") for each in proof.traces)
-        if proof.is_erased or not is_passing or watch.is_stopped() or searches == _SEARCHES_MAX:
-            break
-        context.clock.sleep(_LOOK_AGAIN_S)
-    return proof
-
-
-def purge_once(context: Context, topic: Topic, grace_ms: int, wait_ms: int = WAIT_MS) -> Erasure:
-    """Carries all deletes of a topic into its journals and archives, and sweeps what is left.
-
-    With a grace of 0, erased bytes are deleted on return; running readers read the catalog again.
-    Waits for ranges planned before the deletes; ``archives`` has those that take longer than
-    ``wait_ms``. An error of an archive or of the sweep does not stop the rest: it is raised at the
-    end.
-    """
+def _remove_bytes(context: Context, topic: Topic, grace_ms: int, wait_ms: int) -> Erasure:
+    """Carries all deletes of a topic into its journals and archives, and sweeps what is left."""
     errors: list[TidelogError] = []
     policy = CompilePolicy.everything()
     if context.tasks is None:
@@ -193,7 +249,7 @@ def _repair_and_sweep(
 def erase_archived_and_prove(
     context: Context, events: ArchivedEvents, why: Why, wait_ms: int, watch: ErasureWatch
 ) -> Proof:
-    """Erases events from an archive without topic, and searches for what is left of them.
+    """Erases events from an archive without topic, and returns the proof, which it also records.
 
     Erases again while a range is under way that may hold such events, for ``wait_ms`` at most. A
     call that dies can be repeated: what it had erased is proved too.
@@ -218,6 +274,7 @@ def erase_archived_and_prove(
     proof = prove_erased_from_archive(context, archive, events.ids, events.keys, watch.searched)
     missing = tuple(each for each in events.ids if each not in ids)
     proof.deleted = DeleteResult(archived=total, missing=missing, unseen=tuple(unseen))
+    record_proof(context, archive, proof, why)
     return proof
 
 
@@ -278,9 +335,9 @@ def finish_closed_deletes(context: Context, topic: Topic) -> None:
 
 
 def _check_settled(topic: Topic, done: Iterable[ArchiveErasure]) -> None:
-    waiting = sorted({each.archive for each in done if each.waiting})
-    if waiting:
+    waiting = min((each for each in done if each.waiting), key=attrgetter("archive"), default=None)
+    if waiting is not None:
         raise UnavailableError(
-            f"topic `{topic.name}`: a range of archive `{waiting[0]}` is under way that may hold a "
-            "deleted event: run the archive, or drop the generation, then delete the topic again"
+            f"topic `{topic.name}`: a range of archive `{waiting.archive}` is under way that may "
+            f"hold a deleted event: {min(waiting.unfinished.values())}, then delete the topic again"
         )

@@ -56,7 +56,7 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
 from tidelog.catalog.update import attempts
-from tidelog.connectors.sink import AsideSink
+from tidelog.connectors.sink import FileSink
 from tidelog.connectors.source import Bounds, SourcePartition, SourceRange, TrackingSource
 from tidelog.context import Context
 from tidelog.coordination.commits import load_manifest
@@ -78,28 +78,8 @@ from tidelog.model.decoding import seal_json
 from tidelog.model.pipeline import Aside, Begin, Intent, ListedPartition, Manifest, Progress
 from tidelog.model.times import Backoff
 from tidelog.model.topic import decode_row, encode_row
-from tidelog.pipeline import base
-from tidelog.pipeline.base import (
-    ClaimedError,
-    CycleReport,
-    Pipeline,
-    RangeAhead,
-    Task,
-    TaskOutput,
-    Track,
-    claim_error,
-    claimed_error,
-    claimed_head,
-    closed_error,
-    commit_of,
-    explained,
-    is_idle,
-    manifest_of,
-    missing_from,
-)
 from tidelog.pipeline.forgotten_ranges import NAMES_CHARS, SettingAside, manifests_since
 from tidelog.pipeline.gaps import (
-    LostError,
     TopicHeads,
     begun_head,
     check_gaps,
@@ -111,8 +91,21 @@ from tidelog.pipeline.gaps import (
     span_to_read,
     vanished_head,
 )
+from tidelog.pipeline.manifest import commit_of, is_idle, manifest_of, missing_from
+from tidelog.pipeline.partition_state import (
+    ClaimedError,
+    PartitionState,
+    claim_failed_error,
+    claimed_head,
+    closed_error,
+    explained,
+    frozen_error,
+    taken_error,
+)
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.ranges import (
     FindNext,
+    RangeAhead,
     RangeRounds,
     Results,
     check_plan,
@@ -123,11 +116,12 @@ from tidelog.pipeline.ranges import (
     plan_tasks,
     read_no_more,
 )
+from tidelog.pipeline.tasks import Task, TaskOutput
 from tidelog.store.base import put_same
 
-__all__ = ["CLAIM_RETRIES", "Cycle", "CycleReport", "LostError", "Track"]
+__all__ = ["Cycle"]
 
-CLAIM_RETRIES = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s, per source partition
+_CLAIM_RETRIES = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s, per source partition
 
 
 class Cycle:
@@ -151,7 +145,7 @@ class Cycle:
         self._may_take = may_take
         self.drivers = 1  # that share the rate of the pipeline
         self.list_partition = self._list
-        self._tracks: dict[SourcePartition, Track] = {}
+        self._states: dict[SourcePartition, PartitionState] = {}
         self._stale: set[SourcePartition] = set()
         self._maybe_claimed: set[SourcePartition] = set()  # they may be ours: a reply was lost
         self._looked: set[SourcePartition] = set()  # for ranges that the catalog lost
@@ -169,8 +163,8 @@ class Cycle:
         conflicts persist.
         """
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
-        busy = claim_error(self._pipeline.name, partition.text)
-        for _ in attempts(self._context, busy, CLAIM_RETRIES):
+        busy = claim_failed_error(self._pipeline.name, partition.text)
+        for _ in attempts(self._context, busy, _CLAIM_RETRIES):
             row = self._context.catalog.get(where, "head")
             found = None
             if row is not None:
@@ -179,9 +173,9 @@ class Cycle:
                     raise closed_error(self._pipeline.name, partition.text)
                 if not self._may_take(found.owner):
                     self._drop(partition)
-                    raise claimed_error(self._pipeline.name, partition.text, found)
+                    raise taken_error(self._pipeline.name, partition.text, found)
             new = Progress(begin.position, 0, 0, incarnation=incarnation, begin=begin, note=note)
-            head = claimed_head(found, new, self._owner, self._tracks.get(partition))
+            head = claimed_head(found, new, self._owner, self._states.get(partition))
             change = Put("head", encode_row(head), expect=ABSENT if row is None else row.version)
             unchecked = self._unchecked_manifests(partition, 0 if found is None else found.looked)
             write_id = self._context.ids.new()
@@ -193,38 +187,38 @@ class Cycle:
                 self._pipeline.gate()
                 self._maybe_claimed.add(partition)
                 self._context.catalog.write(where, change, write_id=write_id)
-                track = Track(partition, where, head, write_id, unchecked=unchecked)
-                self._tracks[partition] = track
+                state = PartitionState(partition, where, head, write_id, unchecked=unchecked)
+                self._states[partition] = state
                 self._stale.add(partition)  # until its intent is known too
                 self._maybe_claimed.discard(partition)
-                track.read_intent(self._context.catalog)
+                state.read_intent(self._context.catalog)
                 self._stale.discard(partition)
                 return row is None
         raise busy
 
     def is_ready(self, partition: SourcePartition) -> bool:
         """Returns whether this driver has it and knows its rows."""
-        return partition in self._tracks and partition not in self._stale
+        return partition in self._states and partition not in self._stale
 
     def is_ended(self, partition: SourcePartition) -> bool:
         """Returns whether a person ended a claimed partition."""
-        return bool(self._tracks[partition].head.ended)
+        return bool(self._states[partition].head.ended)
 
     def partitions(self) -> list[SourcePartition]:
         """Returns all partitions that this driver has claimed (``has_claimed``)."""
-        return list(self._tracks)
+        return list(self._states)
 
     def has_claimed(self, partition: SourcePartition) -> bool:
         """Returns whether this driver has claimed it, even if its rows must be read again."""
-        return partition in self._tracks
+        return partition in self._states
 
     def has_range(self, partition: SourcePartition) -> bool:
         """Returns whether a claimed partition has a range in progress, or may have one."""
-        return partition in self._stale or self._tracks[partition].intent is not None
+        return partition in self._stale or self._states[partition].intent is not None
 
     def maybe_claimed(self) -> list[SourcePartition]:
         """Returns partitions that may be this driver's, since a reply was lost."""
-        return sorted(self._maybe_claimed - self._tracks.keys())
+        return sorted(self._maybe_claimed - self._states.keys())
 
     def release(self, partition: SourcePartition) -> None:
         """Step 8. Keeps the partition if that may have failed; another driver may have it."""
@@ -234,7 +228,7 @@ class Cycle:
         if row is not None and head is not None and head.owner == self._owner:
             self._stale.add(partition)  # unless this succeeds
             if head.frozen:  # a promote changes it: its driver takes it again, or is fenced
-                raise base.frozen(self._pipeline.name, partition.text)
+                raise frozen_error(self._pipeline.name, partition.text)
             free = encode_row(msgspec.structs.replace(head, owner=""))
             if put_held(self._context, where, "head", free, row.version, what) is None:
                 raise UnavailableError(f"{what}: another process changes it: try again")
@@ -242,21 +236,21 @@ class Cycle:
 
     def _drop(self, partition: SourcePartition) -> None:
         """Forgets a partition that is not this driver's any more."""
-        self._tracks.pop(partition, None)
+        self._states.pop(partition, None)
         for each in (self._stale, self._looked, self._maybe_claimed):
             each.discard(partition)
 
     def heads(self) -> dict[SourcePartition, Progress]:
         """Returns the heads of this driver's partitions, as it knows them."""
-        return {each: track.head for each, track in self._tracks.items() if self.is_ready(each)}
+        return {each: state.head for each, state in self._states.items() if self.is_ready(each)}
 
     def position(self, partition: SourcePartition) -> str:
         """Returns the committed position of a claimed partition."""
-        return self._tracks[partition].head.position
+        return self._states[partition].head.position
 
     def span(self, partition: SourcePartition, held: Bounds) -> tuple[str, Bounds]:
         """Returns where the next range of a claimed partition begins, and up to where it may go."""
-        head = self._tracks[partition].head
+        head = self._states[partition].head
         return span_to_read(head, held) if self._pipeline.goes_back else (head.position, held)
 
     def run(
@@ -275,23 +269,23 @@ class Cycle:
         whole, report = CycleReport(), CycleReport()
         self._heads.forget()
         tasks: list[Task] = []
-        for track in list(self._tracks.values()):
-            if track.partition in self._stale or track.head.ended:
+        for state in list(self._states.values()):
+            if state.partition in self._stale or state.head.ended:
                 continue
-            with self._contain_errors(track, report):
-                if track.intent is None or not track.intent.manifest:
-                    held = bounds.get(track.partition)
-                    if held and self._end_if_recreated(track, held, track.partition in limits):
-                        report.ended.add(track.partition)
+            with self._contain_errors(state, report):
+                if state.intent is None or not state.intent.manifest:
+                    held = bounds.get(state.partition)
+                    if held and self._end_if_recreated(state, held, state.partition in limits):
+                        report.ended.add(state.partition)
                         continue
-                    self._set_aside(track, report)
-                if track.intent is None and track.partition in limits:
-                    held, count = bounds[track.partition], (parts or {}).get(track.partition, 1)
-                    self._intend(track, limits[track.partition], held, count)
-                if track.intent is not None and track.intent.manifest:
-                    self._finish(track, self._manifest(track.intent.manifest), report)
-                elif track.intent is not None:
-                    tasks += self._tasks(track, track.intent, report)
+                    self._set_aside(state, report)
+                if state.intent is None and state.partition in limits:
+                    held, count = bounds[state.partition], (parts or {}).get(state.partition, 1)
+                    self._intend(state, limits[state.partition], held, count)
+                if state.intent is not None and state.intent.manifest:
+                    self._finish(state, self._manifest(state.intent.manifest), report)
+                elif state.intent is not None:
+                    tasks += self._tasks(state, state.intent, report)
         with RangeRounds(self._pipeline, self.drivers) as reading:
             results: Results | None = reading.run(tasks)
             while results is not None:
@@ -310,8 +304,8 @@ class Cycle:
             results = reading.run(tasks)
         reading.start([task for each in ahead for task in each.tasks])
         for each in ahead:
-            with self._contain_errors(each.track, report):
-                self._finish(each.track, each.manifest, report, has_next=True)
+            with self._contain_errors(each.state, report):
+                self._finish(each.state, each.manifest, report, has_next=True)
 
     def _settle_results(
         self, results: Results, report: CycleReport, find_next: FindNext, ahead: list[RangeAhead]
@@ -322,67 +316,69 @@ class Cycle:
         """
         shorter: list[Task] = []
         for partition, result in results:
-            track = self._tracks.get(partition)
-            if track is None:  # another driver has it
+            state = self._states.get(partition)
+            if state is None:  # another driver has it
                 continue
-            if track.intent is None or track.intent.manifest:  # the range before it failed
+            if state.intent is None or state.intent.manifest:  # the range before it failed
                 discard_staged(self._pipeline, partition, (*result.files, *result.unused))
                 continue
-            with self._contain_errors(track, report):
+            with self._contain_errors(state, report):
                 if result.produced is None and result.error is not None:
-                    shorter += self._shorten_range(track, result.error, report)
-                elif result.produced is not None and is_idle(track.intent, result.produced):
-                    self._withdraw(track)
+                    shorter += self._shorten_range(state, result.error, report)
+                elif result.produced is not None and is_idle(state.intent, result.produced):
+                    self._withdraw(state)
                 elif result.produced is not None:
                     is_last = result.error is not None or partition in report.errors
-                    after = read_no_more if is_last or track.goes_back else find_next
-                    manifest = self._record(track, result.produced, after)
-                    if tasks := self._tasks_ahead(track, manifest):
-                        ahead.append(RangeAhead(track, manifest, tasks))
+                    after = read_no_more if is_last or state.goes_back else find_next
+                    manifest = self._record(state, result.produced, after)
+                    if tasks := self._tasks_ahead(state, manifest):
+                        ahead.append(RangeAhead(state, manifest, tasks))
                     else:
-                        self._finish(track, manifest, report)
+                        self._finish(state, manifest, report)
                 discard_staged(self._pipeline, partition, result.unused)
                 if result.error is not None:
-                    self._fail(track, result.error, report)
+                    self._fail(state, result.error, report)
         return shorter
 
     def _unchecked_manifests(self, partition: SourcePartition, epoch: int) -> Sequence[str]:
         """In step 1: returns manifests that a restored catalog may have lost, once each."""
-        if partition in self._looked or not isinstance(self._pipeline.sink, AsideSink):
+        if partition in self._looked or not isinstance(self._pipeline.sink, FileSink):
             return ()
         return manifests_since(self._context, self._pipeline.id, partition.text, epoch)
 
-    def _set_aside(self, track: Track, report: CycleReport) -> None:
+    def _set_aside(self, state: PartitionState, report: CycleReport) -> None:
         """Before step 3: sets files of forgotten ranges aside (``forgotten_ranges``)."""
-        sink, partition = self._pipeline.sink, track.partition.text
-        if track.unchecked and isinstance(sink, AsideSink):
+        sink, partition = self._pipeline.sink, state.partition.text
+        if state.unchecked and isinstance(sink, FileSink):
             work = SettingAside(self._context, self._pipeline.id, partition, sink)
-            decide, replays = partial(self._commit_aside, track), partial(self._beside, track)
-            report.aside += work.run(track.unchecked, track.head, decide, replays)
-        track.unchecked, epoch = (), track.head.epoch
-        track.head = msgspec.structs.replace(track.head, looked=epoch)  # at the next write
-        self._looked.add(track.partition)
+            decide, replays = partial(self._commit_aside, state), partial(self._beside, state)
+            report.aside += work.run(state.unchecked, state.head, decide, replays)
+        state.unchecked, epoch = (), state.head.epoch
+        state.head = msgspec.structs.replace(state.head, looked=epoch)  # at the next write
+        self._looked.add(state.partition)
 
-    def _commit_aside(self, track: Track, rows: Sequence[Put]) -> None:
+    def _commit_aside(self, state: PartitionState, rows: Sequence[Put]) -> None:
         """Commits that ranges are set aside: no later file can have one of their names."""
-        head = msgspec.structs.replace(track.head, names=self._context.ids.new()[:NAMES_CHARS])
-        change = Put("head", encode_row(head), expect=track.head_version)
-        track.head_version, track.head = self._write(track, change, *rows), head
+        head = msgspec.structs.replace(state.head, names=self._context.ids.new()[:NAMES_CHARS])
+        change = Put("head", encode_row(head), expect=state.head_version)
+        state.head_version, state.head = self._write(state, change, *rows), head
 
-    def _beside(self, track: Track) -> list[Aside]:
+    def _beside(self, state: PartitionState) -> list[Aside]:
         """Sets aside what replays of dead letters lost: steps a and b of ``forgotten_ranges``."""
-        self._commit_aside(track, ())
+        self._commit_aside(state, ())
         pipeline = replace(self._pipeline, id=replay_pipeline(self._pipeline.id))
         other, report = Cycle(self._context, pipeline, self._owner), CycleReport()
         try:
-            other.claim(track.partition, Begin(ReplayPosition().text, "earliest"))
-            found = other._tracks[track.partition]
+            other.claim(state.partition, Begin(ReplayPosition().text, "earliest"))
+            found = other._states[state.partition]
             if found.intent is not None and found.intent.manifest:
                 other._finish(found, self._manifest(found.intent.manifest), report)
             other._set_aside(found, report)
-            other.release(track.partition)
+            other.release(state.partition)
         except ClaimedError as exc:  # by a replay that began just now; our partition is still ours
-            raise claim_error(f"{pipeline.name}, dead letters", track.partition.text) from exc
+            raise claim_failed_error(
+                f"{pipeline.name}, dead letters", state.partition.text
+            ) from exc
         return report.aside
 
     def _list(self, partition: SourcePartition) -> None:
@@ -390,49 +386,49 @@ class Cycle:
         listed = ListedPartition(partition.text, seen_ms=self._context.clock.now_ms())
         list_partitions(self._context, self._pipeline.id, [listed])
 
-    def _end_if_recreated(self, track: Track, held: Bounds, is_due: bool) -> bool:
+    def _end_if_recreated(self, state: PartitionState, held: Bounds, is_due: bool) -> bool:
         """Ends a recreated partition, or begins one whose topic was not read; returns whether."""
         source, now_ms = self._pipeline.source, self._context.clock.now_ms()
-        now = remade_bounds(track.partition, track.head, held, source, self._accept_loss)
-        ends = bool(track.head.totals.commits)
+        now = remade_bounds(state.partition, state.head, held, source, self._accept_loss)
+        ends = bool(state.head.totals.commits)
         if not ends and (is_due or now is not None):
-            others = self._heads.with_commits(track.partition.topic, self.heads())
-            ends = is_topic_remade(track, now or held, others, source, self._accept_loss)
+            others = self._heads.with_commits(state.partition.topic, self.heads())
+            ends = is_topic_remade(state, now or held, others, source, self._accept_loss)
             now = now or (held if ends else None)
         if now is not None:
-            head = ended_head(track.partition, track.head, source, now_ms)
-            self._accept(track, head if ends else begun_head(track.head, now, now_ms))
+            head = ended_head(state.partition, state.head, source, now_ms)
+            self._accept(state, head if ends else begun_head(state.head, now, now_ms))
         return now is not None
 
     def renew(self, partition: SourcePartition, note: bytes) -> None:
         """Stores what now identifies a claimed partition for its source, without a range."""
-        track = self._tracks[partition]
-        head = msgspec.structs.replace(track.head, note=note)
+        state = self._states[partition]
+        head = msgspec.structs.replace(state.head, note=note)
         try:
-            change = Put("head", encode_row(head), expect=track.head_version)
-            track.head_version, track.head = self._write(track, change), head
+            change = Put("head", encode_row(head), expect=state.head_version)
+            state.head_version, state.head = self._write(state, change), head
         except FencedError:  # the next claim shows which driver has it
             self._stale.add(partition)
 
     def accept_vanished(self, partition: SourcePartition, end: str) -> None:
         """Records that a claimed partition vanished early, after finishing a decided range."""
-        track = self._tracks[partition]
-        if track.intent is None or not track.intent.manifest:
-            self._accept(track, vanished_head(track.head, end, self._context.clock.now_ms()))
+        state = self._states[partition]
+        if state.intent is None or not state.intent.manifest:
+            self._accept(state, vanished_head(state.head, end, self._context.clock.now_ms()))
 
-    def _accept(self, track: Track, head: Progress) -> None:
+    def _accept(self, state: PartitionState, head: Progress) -> None:
         """Puts the head with what a person accepted, and deletes an undecided intent."""
-        check_gaps(track.partition, head, ())
-        changes: list[Change] = [Put("head", encode_row(head), expect=track.head_version)]
-        if track.intent is not None:
-            changes.append(Delete("intent", expect=track.intent_version))
-        track.head_version = self._write(track, *changes)
-        track.head, track.intent, track.intent_version = head, None, ""
+        check_gaps(state.partition, head, ())
+        changes: list[Change] = [Put("head", encode_row(head), expect=state.head_version)]
+        if state.intent is not None:
+            changes.append(Delete("intent", expect=state.intent_version))
+        state.head_version = self._write(state, *changes)
+        state.head, state.intent, state.intent_version = head, None, ""
 
-    def _intend(self, track: Track, limit: str, bounds: Bounds, parts: int) -> None:
+    def _intend(self, state: PartitionState, limit: str, bounds: Bounds, parts: int) -> None:
         """Step 3."""
-        source, (start, _) = self._pipeline.source, self.span(track.partition, bounds)
-        lost = lost_before(track.partition, track.head, bounds, source, self._accept_loss)
+        source, (start, _) = self._pipeline.source, self.span(state.partition, bounds)
+        lost = lost_before(state.partition, state.head, bounds, source, self._accept_loss)
         if not source.before(start, limit):
             return
         first = lost[-1].end if lost else start
@@ -441,121 +437,123 @@ class Cycle:
             limit,
             lost,
             began_ms=self._context.clock.now_ms(),
-            incarnation=bounds.incarnation or track.head.incarnation,
-            cuts=choose_cuts(source, SourceRange(track.partition, first, limit), parts),
+            incarnation=bounds.incarnation or state.head.incarnation,
+            cuts=choose_cuts(source, SourceRange(state.partition, first, limit), parts),
         )
         self._write(
-            track,
+            state,
             Put("intent", encode_row(intent), expect=ABSENT),
-            Check("head", track.head_version),
+            Check("head", state.head_version),
         )
-        track.read_intent(self._context.catalog)
+        state.read_intent(self._context.catalog)
 
-    def _tasks(self, track: Track, intent: Intent, report: CycleReport) -> list[Task]:
+    def _tasks(self, state: PartitionState, intent: Intent, report: CycleReport) -> list[Task]:
         """Step 4, as a task for each cut."""
         try:
-            return plan_tasks(self._pipeline, track, intent, track.head.ordinal, self._context.ids)
+            return plan_tasks(self._pipeline, state, intent, state.head.ordinal, self._context.ids)
         except NotFoundError:
-            self._withdraw(track)
-            report.withdrawn.add(track.partition)
+            self._withdraw(state)
+            report.withdrawn.add(state.partition)
             raise
 
-    def _tasks_ahead(self, track: Track, manifest: Manifest) -> list[Task]:
+    def _tasks_ahead(self, state: PartitionState, manifest: Manifest) -> list[Task]:
         """Step 4 of what is read ahead; nothing if it fails: the plan after a commit shows why."""
-        ahead = track.intent.ahead if track.intent is not None else None
+        ahead = state.intent.ahead if state.intent is not None else None
         ordinal, ids = manifest.ordinal + manifest.read, self._context.ids
         with contextlib.suppress(TidelogError):
-            return plan_tasks(self._pipeline, track, ahead, ordinal, ids) if ahead else []
+            return plan_tasks(self._pipeline, state, ahead, ordinal, ids) if ahead else []
         return []
 
-    def _shorten_range(self, track: Track, error: TidelogError, report: CycleReport) -> list[Task]:
+    def _shorten_range(
+        self, state: PartitionState, error: TidelogError, report: CycleReport
+    ) -> list[Task]:
         """In step 4: ends a range before a record that the sink refused, if anything is there.
 
         The record is in the first cut: a refusal in a later one ends the range before that cut.
         """
-        source, reader = self._pipeline.source, track.reader
+        source, reader = self._pipeline.source, state.reader
         limit = end_before(source, reader.range, error) if reader is not None else None
-        if limit is None or track.intent is None:
+        if limit is None or state.intent is None:
             return []
-        intent = msgspec.structs.replace(track.intent, limit=limit, cuts=())
-        change = Put("intent", encode_row(intent), expect=track.intent_version)
-        self._write(track, change, Check("head", track.head_version))
-        track.read_intent(self._context.catalog)
-        return self._tasks(track, intent, report)
+        intent = msgspec.structs.replace(state.intent, limit=limit, cuts=())
+        change = Put("intent", encode_row(intent), expect=state.intent_version)
+        self._write(state, change, Check("head", state.head_version))
+        state.read_intent(self._context.catalog)
+        return self._tasks(state, intent, report)
 
-    def _fail(self, track: Track, error: TidelogError, report: CycleReport) -> NoReturn:
+    def _fail(self, state: PartitionState, error: TidelogError, report: CycleReport) -> NoReturn:
         """Raises the error of a range that could not be read, or not to its end.
 
         If cuts before the failed one are committed, the rest is planned again.
         """
-        is_committed = track.partition in report.committed and track.intent is None
+        is_committed = state.partition in report.committed and state.intent is None
         if isinstance(error, NotFoundError) and not is_committed:
-            self._withdraw(track)
+            self._withdraw(state)
         if isinstance(error, NotFoundError) or is_committed:
-            report.withdrawn.add(track.partition)
-        if isinstance(error, CorruptError) and track.reader is not None:
-            check_plan(self._pipeline.source, track.reader)
+            report.withdrawn.add(state.partition)
+        if isinstance(error, CorruptError) and state.reader is not None:
+            check_plan(self._pipeline.source, state.reader)
         raise error
 
-    def _withdraw(self, track: Track) -> None:
+    def _withdraw(self, state: PartitionState) -> None:
         """Deletes an intent: nothing was decided, so the next one may differ."""
         # The head gets a new version: no repeated packet of step 3 brings the intent back.
-        head = Put("head", encode_row(track.head), expect=track.head_version)
-        gone = Delete("intent", expect=track.intent_version)
-        track.head_version = self._write(track, head, gone)
-        track.intent, track.intent_version = None, ""
+        head = Put("head", encode_row(state.head), expect=state.head_version)
+        gone = Delete("intent", expect=state.intent_version)
+        state.head_version = self._write(state, head, gone)
+        state.intent, state.intent_version = None, ""
 
     def _record(
-        self, track: Track, produced: TaskOutput, find_next: FindNext = read_no_more
+        self, state: PartitionState, produced: TaskOutput, find_next: FindNext = read_no_more
     ) -> Manifest:
         """Step 5."""
-        intent, source = track.intent, self._pipeline.source
+        intent, source = state.intent, self._pipeline.source
         if intent is None:
-            raise claimed_error(self._pipeline.name, track.partition.text)
-        missing = missing_from(source, track, intent, produced)
-        check_gaps(track.partition, track.head, missing.gaps)
-        manifest = manifest_of(self._pipeline.id, track, intent, produced, missing)
+            raise taken_error(self._pipeline.name, state.partition.text)
+        missing = missing_from(source, state, intent, produced)
+        check_gaps(state.partition, state.head, missing.gaps)
+        manifest = manifest_of(self._pipeline.id, state, intent, produced, missing)
         name = self._context.ids.new()
-        key = layout.manifest(self._pipeline.id, track.head.epoch, track.partition.text, name)
+        key = layout.manifest(self._pipeline.id, state.head.epoch, state.partition.text, name)
         put_same(self._context.store, key, seal_json(manifest))
-        wanted, now_ms = find_next(track.partition, manifest.end), self._context.clock.now_ms()
+        wanted, now_ms = find_next(state.partition, manifest.end), self._context.clock.now_ms()
         ahead = intend_next(source, intent, manifest, wanted, now_ms) if wanted else None
         decided = msgspec.structs.replace(intent, manifest=key, ahead=ahead)
         self._write(
-            track,
-            Put("intent", encode_row(decided), expect=track.intent_version),
-            Check("head", track.head_version),
+            state,
+            Put("intent", encode_row(decided), expect=state.intent_version),
+            Check("head", state.head_version),
         )
-        track.read_intent(self._context.catalog)
+        state.read_intent(self._context.catalog)
         return manifest
 
     def _finish(
-        self, track: Track, manifest: Manifest, report: CycleReport, has_next: bool = False
+        self, state: PartitionState, manifest: Manifest, report: CycleReport, has_next: bool = False
     ) -> None:
         """Steps 6 and 7. Without ``has_next``, no task reads ahead, and no next range begins."""
         partition, events = manifest.partition, manifest.read
         with self._context.spans.span("tidelog.publish", partition=partition, events=events):
-            left_out = self._publish(track, manifest)
+            left_out = self._publish(state, manifest)
         manifest = msgspec.structs.replace(manifest, left_out=manifest.left_out + left_out)
-        intent = track.intent
+        intent = state.intent
         if intent is None:
-            raise claimed_error(self._pipeline.name, track.partition.text)
+            raise taken_error(self._pipeline.name, state.partition.text)
         done = commit_of(intent, manifest, self._context.clock.now_ms())
         note = manifest.note if isinstance(self._pipeline.source, TrackingSource) else b""
-        head = committed_head(track.head, manifest, done, note)
-        then, version = intent.ahead if has_next else None, track.intent_version
+        head = committed_head(state.head, manifest, done, note)
+        then, version = intent.ahead if has_next else None, state.intent_version
         write_id = self._write(
-            track,
+            state,
             Put(layout.commit_row(manifest.ordinal, manifest.start), encode_row(done)),
-            Put("head", encode_row(head), expect=track.head_version),
+            Put("head", encode_row(head), expect=state.head_version),
             Put("intent", encode_row(then), version) if then else Delete("intent", version),
         )
-        track.head, track.head_version = head, write_id
-        track.intent, track.intent_version = then, write_id if then else ""
-        report.committed[track.partition] = manifest
+        state.head, state.head_version = head, write_id
+        state.intent, state.intent_version = then, write_id if then else ""
+        report.committed[state.partition] = manifest
         self._pipeline.sink.discard(manifest)
 
-    def _publish(self, track: Track, manifest: Manifest) -> int:
+    def _publish(self, state: PartitionState, manifest: Manifest) -> int:
         """Step 6. Returns how many events were skipped because they were erased from the target.
 
         If another driver has the partition, it published the range or skipped it, and deleted the
@@ -564,25 +562,25 @@ class Cycle:
         try:
             return self._pipeline.sink.publish(manifest) or 0
         except (CorruptError, InvalidError) as exc:
-            row = self._context.catalog.get(track.where, "head")
-            if row is None or row.version != track.head_version:
-                raise claimed_error(self._pipeline.name, track.partition.text) from exc
+            row = self._context.catalog.get(state.where, "head")
+            if row is None or row.version != state.head_version:
+                raise taken_error(self._pipeline.name, state.partition.text) from exc
             raise
 
-    def _write(self, track: Track, *changes: Change) -> str:
+    def _write(self, state: PartitionState, *changes: Change) -> str:
         """Writes conditionally. Raises ``FencedError`` if another driver has the partition."""
         write_id = self._context.ids.new()
         try:
-            self._context.catalog.write(track.where, *changes, write_id=write_id)
+            self._context.catalog.write(state.where, *changes, write_id=write_id)
         except ConflictError as exc:
-            raise claimed_error(self._pipeline.name, track.partition.text) from exc
+            raise taken_error(self._pipeline.name, state.partition.text) from exc
         return write_id
 
     def _manifest(self, key: str) -> Manifest:
         return load_manifest(self._context.store, key)
 
     @contextlib.contextmanager
-    def _contain_errors(self, track: Track, report: CycleReport) -> Iterator[None]:
+    def _contain_errors(self, state: PartitionState, report: CycleReport) -> Iterator[None]:
         """Reports any exception of one partition, without stopping the others.
 
         The known rows of that partition may be wrong after that, so it must be claimed again.
@@ -590,11 +588,11 @@ class Cycle:
         try:
             yield
         except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
-            what = f"source partition `{track.partition.text}`"
-            error = explained(self._context, self._pipeline.name, track, unexpected(what, exc))
+            what = f"source partition `{state.partition.text}`"
+            error = explained(self._context, self._pipeline.name, state, unexpected(what, exc))
             if isinstance(error, ClaimedError):
-                self._drop(track.partition)
-                report.taken.add(track.partition)
+                self._drop(state.partition)
+                report.taken.add(state.partition)
             else:
-                report.errors[track.partition] = error
-                self._stale.add(track.partition)
+                report.errors[state.partition] = error
+                self._stale.add(state.partition)

@@ -8,7 +8,7 @@ lost reply or a race of two counters, the next process resumes from ``counted``.
 The same write sets a folder that is final, or about to be, to be reopened. Any other folder gets a
 ``waiting`` row, which is deleted when the folder is marked, however late that is.
 
-A folder is *dated* if its name is what the layout makes of the times in it, and if no later time
+A folder is *dated* if its name is what the settings make of the times in it, and if no later time
 has the same name: ``dt=2026-11-15``, ``red/2026/11``, but not ``offset=10000`` or ``hr=07`` alone.
 A folder of hours is in a folder of days, and both are dated. A replay of dead letters may name
 folders by other units or in another time zone: its files count in the dated folder that they are
@@ -28,7 +28,7 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Put
 from tidelog.catalog.update import Decision, Rows, attempts, update
-from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.parsers import FolderSettings
 from tidelog.context import Context
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import read_partitions, replay_pipeline
@@ -273,12 +273,12 @@ class _Level:
 
 
 class DateFolders:
-    """Parses the names that one layout makes."""
+    """Parses the names of folders that one choice of settings makes."""
 
-    def __init__(self, layout: LayoutSettings) -> None:
-        self._zone = ZoneInfo(layout.time_zone)
-        every = (layout.date_format, layout.hour_format, layout.minute_format)
-        depth = 1 + ("day", "hour", "minute").index(layout.granularity)
+    def __init__(self, settings: FolderSettings) -> None:
+        self._zone = ZoneInfo(settings.time_zone)
+        every = (settings.date_format, settings.hour_format, settings.minute_format)
+        depth = 1 + ("day", "hour", "minute").index(settings.granularity)
         names = accumulate(every[:depth], lambda above, name: f"{above}/{name}")
         self._levels = [
             _Level(name, unit, name.count("/") + 1)
@@ -314,7 +314,7 @@ class DateFolders:
         """
         first = self._levels[0]
         if _span(first, local.strftime(first.format), local) is None:
-            return []  # no name of this layout is dated
+            return []  # no name by these settings is dated
         for above, shift in product(range(len(folder.split("/"))), _SHIFTS):
             found = list(self._spans_below(folder, above, local + shift))
             if found:

@@ -48,9 +48,10 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.model.pipeline import Begin, Progress
-from tidelog.pipeline.base import FrozenError, ParallelWorkers, Pipeline
-from tidelog.pipeline.cycle import Cycle, CycleReport
+from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures, contain_errors
+from tidelog.pipeline.partition_state import FrozenError
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.ranges import (
     FilePolicy,
     FindNext,
@@ -68,6 +69,7 @@ from tidelog.pipeline.source_partitions import (
     TrackedPartitions,
     vanished_error,
 )
+from tidelog.pipeline.tasks import ParallelWorkers
 
 __all__ = ["Driver", "DriverOptions", "new_stop"]
 
@@ -95,10 +97,8 @@ class DriverOptions:
     flush_on_stop: bool = False  # write waiting events before ending
     stop: threading.Event = field(default_factory=new_stop)
     on_look: Callable[[int], None] = lambda _: None  # with the number of waiting events
-    # With the number of partitions that this driver has, and that the source lists.
-    on_share: Callable[[int, int], None] = lambda *_: None
-    # At the end of a run that drains: the number of partitions that other drivers have.
-    on_left: Callable[[int, int], None] = lambda *_: None
+    on_share: Callable[[int, int], None] = lambda *_: None  # with how many it has, and of all
+    on_left: Callable[[int, int], None] = lambda *_: None  # at its end: of other drivers, and all
     on_cycle: Callable[[CycleReport], None] = lambda _: None
     on_outage: Callable[[TidelogError, float], None] = lambda *_: None  # with the wait in seconds
 

@@ -35,8 +35,8 @@ from tidelog.model.pipeline import (
     DriverFailure,
 )
 from tidelog.model.topic import decode_row, encode_row
-from tidelog.pipeline.base import ClaimedError
 from tidelog.pipeline.gaps import LostError
+from tidelog.pipeline.partition_state import ClaimedError
 
 __all__ = [
     "PipelineFailures",

@@ -60,7 +60,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from tidelog.catalog.base import ABSENT, Put, Row
-from tidelog.connectors.sink import AsideSink
+from tidelog.connectors.sink import FileSink
 from tidelog.context import Context
 from tidelog.coordination.commits import load_manifest, read_commit_rows, read_manifests
 from tidelog.coordination.pipeline_rows import (
@@ -102,7 +102,7 @@ class SettingAside(NamedTuple):
     context: Context
     pipeline: str
     partition: str
-    sink: AsideSink
+    sink: FileSink
 
     def run(
         self,
@@ -174,7 +174,7 @@ class SettingAside(NamedTuple):
         A generation that the catalog forgot may have had another layout than the one that has its
         number now. So folders that this one does not date are among them, without times.
         """
-        folders = DateFolders(self.sink.layout())
+        folders = DateFolders(self.sink.folders())
         found: dict[str, Span] = {}
         for file in (each for each in files if each.kind == "data"):
             folder = self.sink.folder(file)

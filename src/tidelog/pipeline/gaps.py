@@ -54,7 +54,7 @@ from tidelog.model.pipeline import (
     joined_gaps,
     offsets_between,
 )
-from tidelog.pipeline.base import Track
+from tidelog.pipeline.partition_state import PartitionState
 
 __all__ = [
     "REMADE_REMEDY",
@@ -344,7 +344,7 @@ class TopicHeads:
 
 
 def is_topic_remade(
-    track: Track,
+    state: PartitionState,
     held: Bounds,
     others: Mapping[SourcePartition, Progress],
     source: Source,
@@ -355,7 +355,7 @@ def is_topic_remade(
     ``others`` are heads of the same topic with commits. Raises ``RemadeError`` if it was created
     again and that is not accepted.
     """
-    partition, head = track.partition, track.head
+    partition, head = state.partition, state.head
     if isinstance(source, TrackingSource) or not held.incarnation:
         return False
     older = {each: other for each, other in others.items() if not other.is_of(held.incarnation)}

@@ -28,13 +28,11 @@ from tidelog.errors import (
 )
 from tidelog.model.address import parse_address
 from tidelog.model.pipeline import NamedPipeline, Totals
-from tidelog.pipeline.base import (
-    Pipeline,
-    Workers,
-)
 from tidelog.pipeline.failures import read_failures
+from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.registry import check_behind, check_loop, ensure_pipeline
 from tidelog.pipeline.source_partitions import track
+from tidelog.pipeline.tasks import Workers
 
 __all__ = [
     "PumpOptions",

@@ -53,8 +53,8 @@ from typing import NamedTuple
 from tidelog.clock import Ids
 from tidelog.connectors.archive.reader import CarriedReader
 from tidelog.connectors.sink import (
-    AsideSink,
     CopyingSink,
+    FileSink,
     JudgingSink,
     RecordRefusedError,
     Sink,
@@ -83,12 +83,15 @@ from tidelog.model import defaults, layout
 from tidelog.model.limits import RANGE_CUTS_MAX
 from tidelog.model.pipeline import FileEntry, Intent, Manifest, offsets_between
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.base import ParallelWorkers, Pipeline, Task, TaskOutcome, TaskOutput, Track
+from tidelog.pipeline.partition_state import PartitionState
+from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.tasks import ParallelWorkers, Task, TaskOutcome, TaskOutput
 
 __all__ = [
     "FilePolicy",
     "FindNext",
     "NextRange",
+    "RangeAhead",
     "RangeResult",
     "RangeRounds",
     "Results",
@@ -104,7 +107,7 @@ __all__ = [
     "parts_of",
     "plan_tasks",
     "read_no_more",
-    "run_aside",
+    "run_in_thread",
     "run_ranges",
     "waves_max",
 ]
@@ -190,7 +193,7 @@ def waves_max(pipeline: Pipeline, at_once: Mapping[SourcePartition, int]) -> int
     The next job takes time to start, while no task runs. Sinks other than files send a range as a
     whole, and a rate is shared by all tasks of a job: these have one wave.
     """
-    has_files, workers = isinstance(pipeline.sink, AsideSink), pipeline.workers
+    has_files, workers = isinstance(pipeline.sink, FileSink), pipeline.workers
     if not has_files or pipeline.rate is not None:
         return 1
     if not at_once or not isinstance(pipeline.source, DividingSource):
@@ -281,23 +284,23 @@ def divide_reader(source: Source, reader: RangeReader, cuts: Sequence[str]) -> l
 
 
 def plan_tasks(
-    pipeline: Pipeline, track: Track, intent: Intent, ordinal: int, ids: Ids
+    pipeline: Pipeline, state: PartitionState, intent: Intent, ordinal: int, ids: Ids
 ) -> list[Task]:
     """Returns a task for each cut of a range, which stages in a folder of its own.
 
     ``ordinal`` is that of its first event. Raises ``NotFoundError`` if the range is not there.
     """
     start = intent.lost[-1].end if intent.lost else intent.start
-    wanted = SourceRange(track.partition, start, intent.limit, ordinal, intent.incarnation)
-    track.reader = reader = pipeline.source.reader(wanted)
+    wanted = SourceRange(state.partition, start, intent.limit, ordinal, intent.incarnation)
+    state.reader = reader = pipeline.source.reader(wanted)
     sink = pipeline.sink
-    if track.head.names and isinstance(sink, AsideSink):
-        sink = sink.with_suffix(track.head.names)
-    transform = "" if track.carried and track.carried.as_is else pipeline.transform
-    track.erased = pipeline.erased(track.partition.text)  # since the intent; later ones wait
+    if state.head.names and isinstance(sink, FileSink):
+        sink = sink.with_suffix(state.head.names)
+    transform = "" if state.carried and state.carried.as_is else pipeline.transform
+    state.erased = pipeline.erased(state.partition.text)  # since the intent; later ones wait
     parts = divide_reader(pipeline.source, reader, intent.cuts)
-    where = (pipeline.id, track.partition.text, track.head.epoch)
-    task = Task(reader, sink, "", transform, erased=track.erased, title=pipeline.heading)
+    where = (pipeline.id, state.partition.text, state.head.epoch)
+    task = Task(reader, sink, "", transform, erased=state.erased, title=pipeline.heading)
     return [
         replace(task, reader=part, staging=layout.staging(*where, ids.new()), cut=number)
         for number, part in enumerate(parts)
@@ -450,6 +453,14 @@ def _outcomes(pipeline: Pipeline, tasks: Sequence[Task], drivers: int) -> Iterat
             yield TaskOutcome(partition, error=unexpected("workers", exc), cut=cut)
 
 
+class RangeAhead(NamedTuple):
+    """A decided range, and the tasks that read ahead of it."""
+
+    state: PartitionState
+    manifest: Manifest
+    tasks: list[Task]
+
+
 class NextRange(NamedTuple):
     """What to read after a range that is decided."""
 
@@ -499,7 +510,7 @@ class RangeRounds:
     def start(self, tasks: Sequence[Task]) -> None:
         """Starts the tasks of the next round, if there are any."""
         if tasks:
-            self._ahead = run_aside(lambda: list(self.run(tasks)))
+            self._ahead = run_in_thread(lambda: list(self.run(tasks)))
 
     def next_results(self) -> Results | None:
         """Returns the results of the round that was started, when all are there; None: of none."""
@@ -524,7 +535,7 @@ class RangeRounds:
             wait([self._ahead])
 
 
-def run_aside(call: Callable[[], Results]) -> Future[Results]:
+def run_in_thread(call: Callable[[], Results]) -> Future[Results]:
     """Returns the future of a call in a thread that does not keep the process alive.
 
     Makes the call in this thread if no other one can be started.

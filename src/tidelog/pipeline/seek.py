@@ -76,9 +76,10 @@ from tidelog.model.pipeline import (
 )
 from tidelog.model.times import Backoff
 from tidelog.model.topic import decode_row, encode_row
-from tidelog.pipeline.base import CycleReport, Pipeline, Track
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.gaps import REMADE_REMEDY, check_gaps
+from tidelog.pipeline.partition_state import PartitionState
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.store.base import put_same
 
 __all__ = ["PositionMove", "SeekOptions", "plan_seek", "seek"]
@@ -210,10 +211,13 @@ def _plan(
     head = read_progress(context, pipeline.id, partition.text)
     if head is None:
         return PositionMove(partition.text, None, to, 0, 0)
+    _check_open(pipeline, partition, head)
     if not head.is_of(held.incarnation):
+        # One without commits may begin again.
+        do = REMADE_REMEDY if head.totals.commits else "run it once with --accept-loss, then seek"
         raise InvalidError(
             f"seek of `{pipeline.name}`: `{partition.text}` was deleted and made again since it "
-            f"was read, so its positions mean other events: {REMADE_REMEDY}"
+            f"was read, so its positions mean other events: {do}"
         )
     at = head.position
     if _ends_at_times(source):
@@ -236,6 +240,15 @@ def _plan(
     if again == 0 and wanted.is_archive and source.before(read, back):
         again = offsets_between(read, back)  # without events, but in a range that has some
     return PositionMove(partition.text, at, to, 0, again, None if read == to else read)
+
+
+def _check_open(pipeline: Pipeline, partition: SourcePartition, head: Progress) -> None:
+    """Raises if nothing more is read from a source partition, as a person has accepted."""
+    if head.closed or head.ended:
+        raise InvalidError(
+            f"seek of `{pipeline.name}`: `{partition.text}` has ended, nothing more is read: "
+            "create a new archive or pump for what is there now"
+        )
 
 
 def _first_read(source: Source, head: Progress, to: str) -> str:
@@ -437,25 +450,22 @@ class _Seek(Cycle):
         if head.frozen:  # by a promote that may be over, as for a driver that claims it
             self._pipeline.gate()
             head = msgspec.structs.replace(head, frozen="")
-        if head.closed or head.ended:
-            raise InvalidError(
-                f"seek of `{self._pipeline.name}`: `{partition.text}` has ended: nothing is read"
-            )
-        track = Track(partition, where, head, row.version)
-        track.read_intent(self._context.catalog)
-        if track.intent is not None and track.intent.manifest:
-            self._finish(track, self._manifest(track.intent.manifest), CycleReport())
-        elif track.intent is not None:
-            self._withdraw(track)
-        if track.head.position != plan.position:
+        _check_open(self._pipeline, partition, head)
+        state = PartitionState(partition, where, head, row.version)
+        state.read_intent(self._context.catalog)
+        if state.intent is not None and state.intent.manifest:
+            self._finish(state, self._manifest(state.intent.manifest), CycleReport())
+        elif state.intent is not None:
+            self._withdraw(state)
+        if state.head.position != plan.position:
             raise ConflictError(f"source partition `{partition.text}`: has moved")
         source = self._pipeline.source
         if _is_back(source, plan):
-            self._back(track, plan.to)
+            self._back(state, plan.to)
         elif _ends_at_times(source) and plan.to != plan.position:
-            self._skip(track, plan.to)
-        if not _ends_at_times(source) and source.before(track.head.position, plan.to):
-            self._skip(track, plan.to)
+            self._skip(state, plan.to)
+        if not _ends_at_times(source) and source.before(state.head.position, plan.to):
+            self._skip(state, plan.to)
 
     def _begin(
         self, partition: SourcePartition, held: Bounds, plan: PositionMove, where: str
@@ -468,9 +478,9 @@ class _Seek(Cycle):
         put = Put("head", encode_row(head), expect=ABSENT)
         self._context.catalog.write(where, put, write_id=self._context.ids.new())
 
-    def _skip(self, track: Track, to: str) -> None:
+    def _skip(self, state: PartitionState, to: str) -> None:
         """Steps 3 and 4."""
-        head, partition = track.head, track.partition
+        head, partition = state.head, state.partition
         gap = Gap(head.position, to, "seek", offsets_between(head.position, to) or 0)
         check_gaps(partition, head, (gap,))
         manifest = Manifest(
@@ -498,26 +508,26 @@ class _Seek(Cycle):
         gaps = joined_gaps(head.gaps, (gap,))
         moved = msgspec.structs.replace(head, position=to, gaps=gaps, totals=totals)
         row = Put(layout.commit_row(head.ordinal, gap.start), encode_row(commit), expect=ABSENT)
-        self._put_head(track, moved, row)
+        self._put_head(state, moved, row)
 
-    def _back(self, track: Track, to: str) -> None:
+    def _back(self, state: PartitionState, to: str) -> None:
         """Undoes earlier seeks, then moves back over what was read, if anything is left."""
-        skips = _Skips(self._context, self._pipeline, track.partition, track.head)
+        skips = _Skips(self._context, self._pipeline, state.partition, state.head)
         source = self._pipeline.source
-        while source.before(to, track.head.position):
-            found = skips.ending_at(track.head.position)
+        while source.before(to, state.head.position):
+            found = skips.ending_at(state.head.position)
             if found is None:
-                self._put_head(track, self._begun_at(_moved_back(track.head, to, source.before)))
+                self._put_head(state, self._begun_at(_moved_back(state.head, to, source.before)))
                 return
             name, gap = found
-            moved = _moved_back(track.head, gap.start, source.before)
+            moved = _moved_back(state.head, gap.start, source.before)
             # A seek is not counted as lost.
             totals, lost = moved.totals, gap.is_loss and gap.reason != "seek"
             totals = msgspec.structs.replace(
                 totals, commits=totals.commits - 1, lost=totals.lost - lost
             )
             moved = msgspec.structs.replace(moved, totals=totals)
-            self._put_head(track, moved, Delete(name))
+            self._put_head(state, moved, Delete(name))
 
     def _begun_at(self, head: Progress) -> Progress:
         """Returns a head that begins at its position, if that is before its begin."""
@@ -526,12 +536,12 @@ class _Seek(Cycle):
         begin = Begin(head.position, "explicit", self._context.clock.now_ms())
         return msgspec.structs.replace(head, begin=begin)
 
-    def _put_head(self, track: Track, head: Progress, *others: Change) -> None:
-        put = Put("head", encode_row(head), expect=track.head_version)
+    def _put_head(self, state: PartitionState, head: Progress, *others: Change) -> None:
+        put = Put("head", encode_row(head), expect=state.head_version)
         write_id = self._context.ids.new()
         none = Check("intent", ABSENT)
-        self._context.catalog.write(track.where, put, none, *others, write_id=write_id)
-        track.head, track.head_version = head, write_id
+        self._context.catalog.write(state.where, put, none, *others, write_id=write_id)
+        state.head, state.head_version = head, write_id
 
 
 def _moved_back(head: Progress, to: str, before: Callable[[str, str], bool]) -> Progress:

@@ -44,9 +44,9 @@ from tidelog.errors import (
 from tidelog.model import layout
 from tidelog.model.pipeline import Progress
 from tidelog.model.topic import decode_row
-from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures
+from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.source_partitions import Lineage
 
 __all__ = [

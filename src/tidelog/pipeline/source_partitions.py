@@ -70,10 +70,11 @@ from tidelog.model import layout, limits
 from tidelog.model.address import parse_address
 from tidelog.model.pipeline import Begin, Gap, ListedPartition, Progress, SeenEnd
 from tidelog.model.topic import decode_row, encode_row
-from tidelog.pipeline.base import Pipeline, claimed_error
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import contain_errors
 from tidelog.pipeline.gaps import LostError, vanished_end
+from tidelog.pipeline.partition_state import taken_error
+from tidelog.pipeline.pipeline import Pipeline
 
 __all__ = [
     "Beginnings",
@@ -478,7 +479,7 @@ class TrackedPartitions:
         cycle, name = self._cycle, self._pipeline.name
         wait = any(not cycle.is_ready(each) for each in self._known & self._listed)
         if wait or any(map(cycle.has_range, cycle.partitions())):
-            raise claimed_error(name, partition.text)
+            raise taken_error(name, partition.text)
         held = self._held[partition]
         listed = ListedPartition(
             partition.text,
@@ -492,7 +493,7 @@ class TrackedPartitions:
         except ConflictError:
             found = read_listed(self._context, self._pipeline.id).get(partition.text)
             if found is None or found.incarnation != listed.incarnation:
-                raise claimed_error(name, partition.text) from None
+                raise taken_error(name, partition.text) from None
             # This driver has listed it itself: in its first look, or a reply was lost.
         self._known.add(partition)
 

@@ -42,17 +42,10 @@ from tidelog.log.consumer.handler import HandlerOptions, HandlerStopped, KnownSi
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.pipeline import Manifest, NamedPipeline
-from tidelog.pipeline.base import (
-    CycleReport,
-    LocalWorkers,
-    Pipeline,
-    Task,
-    TaskOutcome,
-    TaskOutput,
-    Workers,
-)
+from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.pump import refuse_moving_start
 from tidelog.pipeline.registry import check_behind, check_reach, ensure_pipeline
+from tidelog.pipeline.tasks import LocalWorkers, Task, TaskOutcome, TaskOutput, Workers
 
 __all__ = ["HandlerFailed", "HandlerWorkers", "is_stream", "open_stream", "stream_pipeline"]
 

@@ -54,7 +54,7 @@ from tidelog.connectors.topic.segments import check_rows
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpected
 from tidelog.model import layout
 from tidelog.model.pipeline import offsets_between
-from tidelog.pipeline.base import (
+from tidelog.pipeline.tasks import (
     ParallelWorkers,
     Task,
     TaskOutcome,

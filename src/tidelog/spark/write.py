@@ -17,7 +17,7 @@ has six steps:
 5. copy each staged segment to the topic's segments,
    in its current generation, and commit its pieces,
    guarded by the sink's producer rows; then put a
-   witness for it (``producer.append_plan``)          → crash: some runs; the next one skips these
+   witness for it (``producer.staged``)               → crash: some runs; the next one skips these
 6. mark the sink's row as done; then delete what is
    staged for this batch and earlier ones             → crash: the batch, perhaps with leftovers
 
@@ -81,9 +81,9 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.unfinished_writes import SinkState, are_young, read_swept
-from tidelog.log.producer.append_plan import Collector, Located, StagedSegment
+from tidelog.log.producer.copier import Copier, append_staged
+from tidelog.log.producer.staged import Collector, Located, StagedSegment
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted, open_json, seal_json
@@ -168,10 +168,10 @@ class SparkSink:
         for _ in attempts(self._context, busy):
             state, version = self._read()
             if state is not None and version is not None:
-                self._check_query(state, batch.query)
-                if not state.done:
+                if not state.done:  # also for another query: it is decided, and its own may be gone
                     self._finish(state, version)
                     continue
+                self._check_query(state, batch.query)
                 if number == state.batch:
                     if batch.staged and number != accept_repeat:
                         self._check_repeat(state, batch)
@@ -296,7 +296,7 @@ class SparkSink:
         keys = []
         with contextlib.suppress(UnavailableError):  # the next batch deletes it too
             for info in self._context.store.list(layout.sinks(self._topic.incarnation, self._name)):
-                if layout.sink_batch(info.key) > batch:
+                if layout.sink_batch(info.key)[1] > batch:
                     break
                 keys.append(info.key)
             self._context.store.delete(keys)

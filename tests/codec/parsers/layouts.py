@@ -11,7 +11,7 @@ from unicodedata import category
 import pyarrow as pa
 
 from tidelog.codec.event_batch import batch_of, with_position
-from tidelog.codec.parsers import Layout, LayoutSettings, Parser, open_parser
+from tidelog.codec.parsers import FolderPaths, FolderSettings, Parser, open_parser
 
 UNPRINTABLE = {"Cc", "Cf", "Zl", "Zp"}  # would mar a line or a terminal
 NOON_MS = 1_794_744_000_000  # 2026-11-15T12:00:00Z
@@ -26,7 +26,7 @@ def batch(values: Sequence[bytes | None], base: int = 0) -> pa.RecordBatch:
     return with_position(stored, "orders", 0, base)
 
 
-def rows_of(layout: Layout) -> list[str]:
+def rows_of(layout: FolderPaths) -> list[str]:
     """For every row its path, or ``!`` and its error; checks that it is exactly one of them."""
     paths, errors, times = (
         layout.paths.to_pylist(),
@@ -51,10 +51,10 @@ def rows_of(layout: Layout) -> list[str]:
 
 def laid(text: str, values: Sequence[bytes | None], **settings: Any) -> list[str]:
     """How a parser lays out these values."""
-    return laid_by(opened(text, LayoutSettings(**settings)), values)
+    return laid_by(opened(text, FolderSettings(**settings)), values)
 
 
-def opened(text: str, settings: LayoutSettings) -> Parser:
+def opened(text: str, settings: FolderSettings) -> Parser:
     """Returns a parser; one that reads no file is opened once for all tests.
 
     A file of one test may have the path of an earlier test's file.
@@ -76,7 +76,7 @@ def laid_by(parser: Parser, values: Sequence[bytes | None]) -> list[str]:
 
 def times_of(text: str, values: Sequence[bytes | None]) -> list[int | None]:
     """The times that a parser's paths are made from, in ms."""
-    times = opened(text, LayoutSettings()).lay_out(batch(values)).times
+    times = opened(text, FolderSettings()).lay_out(batch(values)).times
     return list(times.to_pylist())
 
 

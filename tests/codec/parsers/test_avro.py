@@ -15,7 +15,7 @@ import fastavro
 import pytest
 
 from tests.codec.parsers.layouts import batch, laid
-from tidelog.codec.parsers import LayoutSettings, open_parser
+from tidelog.codec.parsers import FolderSettings, open_parser
 from tidelog.errors import InvalidError, UnavailableError
 
 NOON = 1_794_744_000
@@ -126,7 +126,7 @@ def test_schemas_whose_values_could_end_the_process_are_refused(name: str, tmp_p
     schema = REFUSED[name]
     (tmp_path / "7.avsc").write_text(json.dumps(schema))
     with pytest.raises(InvalidError, match="which is not supported"):
-        open_parser(f"avro:at?schema={tmp_path}/7.avsc", LayoutSettings())
+        open_parser(f"avro:at?schema={tmp_path}/7.avsc", FolderSettings())
     deep = b"\x00\x00\x00\x00\x07" + b"\x02\x02" * 200_000 + b"\x02\x00"
     (found,) = laid(f"avro:at?schemas={tmp_path}", [deep])
     assert found.endswith("which is not supported")
@@ -219,10 +219,10 @@ def test_a_registry_is_asked_once_for_each_schema(registry: str) -> None:
 
 
 def test_a_registry_that_fails_makes_no_dead_letters(registry: str) -> None:
-    parser = open_parser(f"avro:at?registry={registry}", LayoutSettings())
+    parser = open_parser(f"avro:at?registry={registry}", FolderSettings())
     with pytest.raises(UnavailableError, match="answers 500"):
         parser.lay_out(batch([order(number=500)]))
-    nobody = open_parser("avro:at?registry=http://127.0.0.1:9", LayoutSettings())
+    nobody = open_parser("avro:at?registry=http://127.0.0.1:9", FolderSettings())
     with pytest.raises(UnavailableError, match="does not answer"):
         nobody.lay_out(batch([order(number=7)]))
 
@@ -248,6 +248,6 @@ def test_what_is_refused_at_open(tmp_path: Path, file: Path) -> None:
     }
     for text, message in cases.items():
         with pytest.raises(InvalidError) as caught:
-            open_parser(text, LayoutSettings())
+            open_parser(text, FolderSettings())
         assert message in str(caught.value), text
         assert "\n" not in str(caught.value)

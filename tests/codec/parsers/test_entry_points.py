@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 from tests.codec.parsers.layouts import NOON_MS, batch, laid, rows_of
-from tidelog.codec.parsers import LayoutSettings, open_parser
+from tidelog.codec.parsers import FolderSettings, open_parser
 from tidelog.errors import InvalidError, UnavailableError
 
 MODULE = '''
 import pyarrow as pa
 
-from tidelog.codec.parsers import ParsedValues, Layout
+from tidelog.codec.parsers import ParsedValues, FolderPaths
 from tidelog.errors import InvalidError, UnavailableError
 
 
@@ -28,7 +28,7 @@ class ByLength:
     def lay_out(self, batch):
         paths = [f"{self.prefix}={len(value)}" for value in batch.column("value").to_pylist()]
         rows = batch.num_rows
-        return Layout(pa.array(paths), pa.nulls(rows, pa.string()), pa.nulls(rows, pa.int64()))
+        return FolderPaths(pa.array(paths), pa.nulls(rows, pa.string()), pa.nulls(rows, pa.int64()))
 
 
 class Verbatim(ByLength):
@@ -39,7 +39,7 @@ class Verbatim(ByLength):
         paths = [None if value is None else value.decode() for value in values]
         errors = ["bad" if path == "bad" else None for path in paths]
         times = pa.array([17] * batch.num_rows, pa.int64())
-        return Layout(pa.array(paths, pa.string()), pa.array(errors, pa.string()), times)
+        return FolderPaths(pa.array(paths, pa.string()), pa.array(errors, pa.string()), times)
 
 
 class Noon:
@@ -111,7 +111,7 @@ def test_a_class_of_ones_own() -> None:
 def test_one_bad_event_among_many_is_the_only_dead_letter() -> None:
     values: list[bytes | None] = [b"abc"] * 1_000
     values[333] = None
-    layout = open_parser("shop_parsers:ByLength", LayoutSettings()).lay_out(batch(values))
+    layout = open_parser("shop_parsers:ByLength", FolderSettings()).lay_out(batch(values))
     found = rows_of(layout)
     assert found.count("length=3") == 999
     assert found[333].startswith("!parser failed")
@@ -125,7 +125,7 @@ def test_an_entry_point() -> None:
 
 def test_one_that_finds_times_alone() -> None:
     assert laid("shop_parsers:Noon|0", [None], granularity="hour") == ["dt=2026-11-15/hr=12"]
-    layout = open_parser("shop_parsers:Noon|5", LayoutSettings()).lay_out(batch([b""]))
+    layout = open_parser("shop_parsers:Noon|5", FolderSettings()).lay_out(batch([b""]))
     assert layout.times.to_pylist() == [NOON_MS + 5]
     assert laid(f"shop_parsers:Noon|-{NOON_MS + 1}", [b""]) == [
         "!time is outside of the years 1970 to 9999: -1"
@@ -161,13 +161,13 @@ def test_what_is_no_layout_is_a_reason_too() -> None:
     assert laid("shop_parsers:Short", [b"a"]) == [
         "!parser failed: InvalidError: it gave 0 paths and 0 errors for 1 events"
     ]
-    wrong = "!parser failed: InvalidError: it gave list, not a Layout"
+    wrong = "!parser failed: InvalidError: it gave list, not FolderPaths"
     assert laid("shop_parsers:Wrong", [b"a", b"b"]) == [wrong] * 2
 
 
 def test_what_it_cannot_reach_makes_no_dead_letters() -> None:
     with pytest.raises(UnavailableError):
-        open_parser("shop_parsers:Offline", LayoutSettings()).lay_out(batch([b"a", b"b"]))
+        open_parser("shop_parsers:Offline", FolderSettings()).lay_out(batch([b"a", b"b"]))
 
 
 REFUSED = {
@@ -186,13 +186,13 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_is_refused_at_open(text: str) -> None:
     with pytest.raises(InvalidError) as caught:
-        open_parser(text, LayoutSettings())
+        open_parser(text, FolderSettings())
     assert REFUSED[text] in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_an_empty_batch_has_an_empty_layout() -> None:
     for text in ("shop_parsers:Wrong", "shop_parsers:ByLength", "shop_parsers:Noon|0"):
-        layout = open_parser(text, LayoutSettings()).lay_out(batch([]))
+        layout = open_parser(text, FolderSettings()).lay_out(batch([]))
         assert rows_of(layout) == []
         assert layout.paths.type == pa.dictionary(pa.int32(), pa.string())

@@ -6,9 +6,9 @@ import pytest
 
 from tests.codec.parsers.layouts import as_json, laid
 from tidelog.codec.parsers import (
-    LayoutSettings,
+    FolderSettings,
     either_parser,
-    layout_settings,
+    folder_settings,
     open_parser,
     parts_of_events,
 )
@@ -64,13 +64,13 @@ def test_parsers_may_read_other_fields_and_have_blanks_around_them() -> None:
 def test_it_works_inside_other_parsers() -> None:
     value = as_json({"who": "de", "at": "2026-11-16"})
     assert laid(f"split:who|{MIXED}", [value]) == ["de/dt=2026-11-16"]
-    assert open_parser(f"topics:clicks={MIXED};*=timestamp", LayoutSettings())
+    assert open_parser(f"topics:clicks={MIXED};*=timestamp", FolderSettings())
 
 
 def test_settings_of_folders_count() -> None:
-    assert layout_settings(MIXED, {"granularity": "hour"}).granularity == "hour"
+    assert folder_settings(MIXED, {"granularity": "hour"}).granularity == "hour"
     path = "de/dt=2026-11-16"
-    assert parts_of_events(path, f"split:who|{MIXED}", LayoutSettings(), 1_794_787_200_000) == 1
+    assert parts_of_events(path, f"split:who|{MIXED}", FolderSettings(), 1_794_787_200_000) == 1
 
 
 def test_two_parsers_are_named_as_one() -> None:

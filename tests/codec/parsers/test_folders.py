@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codec.parsers.layouts import as_json, batch, laid, opened, rows_of
-from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.parsers import FolderSettings
 from tidelog.errors import InvalidError
 
 
@@ -94,7 +94,7 @@ def test_the_names_of_a_whole_year_are_pythons(year: int, start: int, zone: str)
         datetime.fromtimestamp(each, ZoneInfo(zone)).strftime("dt=%Y-%m-%d/hr=%H")
         for each in moments
     ]
-    parser = opened("delimited:1|,", LayoutSettings(granularity="hour", time_zone=zone))
+    parser = opened("delimited:1|,", FolderSettings(granularity="hour", time_zone=zone))
     assert rows_of(parser.lay_out(batch([str(each).encode() for each in moments]))) == expected
 
 
@@ -124,10 +124,10 @@ WRONG = [
 @pytest.mark.parametrize(("chosen", "message"), WRONG, ids=[str(each)[:40] for each, _ in WRONG])
 def test_wrong_settings_are_refused(chosen: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidError) as caught:
-        LayoutSettings(**chosen)
+        FolderSettings(**chosen)
     assert message in str(caught.value)
 
 
 def test_settings_pickle() -> None:
-    chosen = LayoutSettings(granularity="hour", time_zone="Europe/Berlin")
+    chosen = FolderSettings(granularity="hour", time_zone="Europe/Berlin")
     assert pickle.loads(pickle.dumps(chosen)) == chosen

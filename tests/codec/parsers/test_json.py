@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.codec.parsers.layouts import as_json, batch, laid, laid_by, times_of
 from tidelog import Event
 from tidelog.codec.event_batch import table_of
-from tidelog.codec.parsers import LayoutSettings, open_parser
+from tidelog.codec.parsers import FolderSettings, open_parser
 
 OUTSIDE = "!time is outside of the years 1970 to 9999: "
 NOT_EPOCH = "!field `at` is not an epoch time: "
@@ -145,9 +145,9 @@ def test_a_bad_event_harms_no_neighbour_in_a_large_batch() -> None:
     good, rows = as_json({"at": 1_794_744_000}), 5_000
     values: list[bytes | None] = [good] * rows
     values[7], values[1_500], values[4_999] = b"\xff", b"{", None
-    found = laid_by(open_parser("json:at", LayoutSettings()), values[:10])
+    found = laid_by(open_parser("json:at", FolderSettings()), values[:10])
     assert found.count("dt=2026-11-15") == 9
-    layout = open_parser("json:at", LayoutSettings()).lay_out(batch(values))
+    layout = open_parser("json:at", FolderSettings()).lay_out(batch(values))
     errors = {row: text for row, text in enumerate(layout.errors.to_pylist()) if text}
     assert errors == {
         7: "value is not UTF-8 text",
@@ -288,7 +288,7 @@ def test_dates(pattern: str, text: str, expected: int | str) -> None:
 
 def test_parsers_of_several_threads_do_not_meet() -> None:
     def lay_out(day: int) -> None:
-        parser = open_parser("iso8601:at", LayoutSettings())
+        parser = open_parser("iso8601:at", FolderSettings())
         rows = batch([as_json({"at": f"2026-11-{day:02}T10:00:00Z"})] * 50)
         for _ in range(20):
             paths = parser.lay_out(rows).paths
@@ -304,5 +304,5 @@ def test_refused_value_is_a_dead_letter_wherever_its_text_is_cut(signs: int) -> 
     bad = ("{" + '"a": "' + "x" * signs + "é" * 200 + '"} ' + " " * 70_000 + "v").encode()
     table = table_of([Event(bad), Event(b'{"at": 1794700800}')], 0)
     (batch,) = table.to_batches()
-    found = open_parser("json:at", LayoutSettings()).lay_out(batch)
+    found = open_parser("json:at", FolderSettings()).lay_out(batch)
     assert found.errors.to_pylist() == ["value is not JSON", None]

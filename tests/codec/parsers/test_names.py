@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codec.parsers.layouts import as_json, batch, laid, opened, rows_of
-from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.parsers import FolderSettings
 from tidelog.codec.parsers.base import escaped, path_problem, paths_of
 from tidelog.model.limits import FOLDER_NAME_BYTES_MAX
 from tidelog.store.base import check_key
@@ -116,7 +116,7 @@ PARSERS = [
 def test_every_row_has_a_path_inside_or_an_error(
     text: str, values: list[bytes | None], hourly: bool
 ) -> None:
-    chosen = LayoutSettings(granularity="hour" if hourly else "day", time_zone="Asia/Kolkata")
+    chosen = FolderSettings(granularity="hour" if hourly else "day", time_zone="Asia/Kolkata")
     found = rows_of(opened(text, chosen).lay_out(batch(values)))
     assert len(found) == len(values)
     for row in found:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tidelog.codec.parsers import PARSER_KINDS, LayoutSettings, open_parser
+from tidelog.codec.parsers import PARSER_KINDS, FolderSettings, open_parser
 from tidelog.errors import InvalidError
 
 REFUSED = {
@@ -79,7 +79,7 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_is_refused(text: str) -> None:
     with pytest.raises(InvalidError) as caught:
-        open_parser(text, LayoutSettings())
+        open_parser(text, FolderSettings())
     message = str(caught.value)
     assert REFUSED[text] in message
     assert message.startswith("parser `")
@@ -88,7 +88,7 @@ def test_what_is_refused(text: str) -> None:
 
 def test_a_long_name_makes_a_short_message() -> None:
     with pytest.raises(InvalidError) as caught:
-        open_parser("regex:(" + "x" * 5_000, LayoutSettings())
+        open_parser("regex:(" + "x" * 5_000, FolderSettings())
     assert len(str(caught.value)) < 600
 
 
@@ -101,18 +101,18 @@ def test_a_missing_package_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InvalidError, match=r"pip install 'tidelog\[formats\]'"):
-        open_parser(text, LayoutSettings())
+        open_parser(text, FolderSettings())
 
 
 def test_protobuf_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     with pytest.raises(InvalidError, match=r"pip install 'tidelog\[formats\]'"):
-        open_parser("protobuf:at?descriptor=x&message=y", LayoutSettings())
+        open_parser("protobuf:at?descriptor=x&message=y", FolderSettings())
 
 
 def test_every_kind_is_known() -> None:
     for kind in PARSER_KINDS:
         if kind != "timestamp":
             with pytest.raises(InvalidError, match=rf"^parser `{kind}`: (?!unknown kind)"):
-                open_parser(kind, LayoutSettings())
-    open_parser("timestamp", LayoutSettings())
+                open_parser(kind, FolderSettings())
+    open_parser("timestamp", FolderSettings())

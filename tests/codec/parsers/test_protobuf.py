@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 
 from tests.codec.parsers.layouts import laid
-from tidelog.codec.parsers import LayoutSettings, open_parser
+from tidelog.codec.parsers import FolderSettings, open_parser
 from tidelog.errors import InvalidError
 
 NOON = 1_794_744_000
@@ -151,6 +151,6 @@ def test_what_is_refused_at_open(tmp_path: Path, options: str) -> None:
     }
     for text, message in cases.items():
         with pytest.raises(InvalidError) as caught:
-            open_parser(text, LayoutSettings())
+            open_parser(text, FolderSettings())
         assert message in str(caught.value), text
         assert "\n" not in str(caught.value)

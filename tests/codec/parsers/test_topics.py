@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from tests.codec.parsers.layouts import batch, rows_of
-from tidelog.codec.parsers import LayoutSettings, layout_settings, open_parser, parts_of_events
+from tidelog.codec.parsers import FolderSettings, folder_settings, open_parser, parts_of_events
 from tidelog.errors import InvalidError
 
 NAME = "topics:clicks=iso8601:at;orders-*=split:country|iso8601:made"
@@ -20,7 +20,7 @@ def of_topics(values: list[bytes], topics: list[str]) -> pa.RecordBatch:
 
 
 def test_each_topic_has_the_parser_of_the_first_pattern_that_fits() -> None:
-    parser = open_parser(NAME, LayoutSettings())
+    parser = open_parser(NAME, FolderSettings())
     mixed = of_topics(
         [ORDER, CLICK, b"{}", ORDER, CLICK], ["orders-eu", "clicks", "x", "orders-", "clicks"]
     )
@@ -33,11 +33,11 @@ def test_each_topic_has_the_parser_of_the_first_pattern_that_fits() -> None:
 
 
 def test_settings_of_folders_count_as_for_the_parsers_inside() -> None:
-    assert layout_settings(NAME, {"granularity": "hour"}).granularity == "hour"
+    assert folder_settings(NAME, {"granularity": "hour"}).granularity == "hour"
     with pytest.raises(InvalidError, match="has no effect"):
-        layout_settings("topics:a=offset:10;b=offset:20", {"granularity": "hour"})
+        folder_settings("topics:a=offset:10;b=offset:20", {"granularity": "hour"})
     path = "de/dt=2026-11-16"
-    assert parts_of_events(path, NAME, LayoutSettings(), 1_794_787_200_000) == 1
+    assert parts_of_events(path, NAME, FolderSettings(), 1_794_787_200_000) == 1
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_settings_of_folders_count_as_for_the_parsers_inside() -> None:
 )
 def test_name_that_says_too_little_is_refused(name: str) -> None:
     with pytest.raises(InvalidError, match="parser"):
-        open_parser(name, LayoutSettings())
+        open_parser(name, FolderSettings())

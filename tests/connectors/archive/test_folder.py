@@ -14,12 +14,13 @@ from tests.support.homes import a_store
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.codec.formats import FormatSettings
-from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.parsers import FolderSettings
 from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings
 from tidelog.context import Context
 from tidelog.errors import InvalidError
-from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.tasks import LocalWorkers
 
 
 def a_run(folder: Path) -> Callable[[], int]:
@@ -103,7 +104,7 @@ def test_replayed_dead_letters_are_an_error_also_where_other_files_were_deleted(
 def test_file_that_is_published_behind_the_reader_is_an_error(tmp_path: Path) -> None:
     """The files of one range, of which a reader sees the second one first."""
     run = a_run(tmp_path)
-    how = {"parser": "timestamp", "layout": LayoutSettings()}
+    how = {"parser": "timestamp", "layout": FolderSettings()}
     lay(tmp_path, [events(range(30))], **how)
     late = next((tmp_path / "raw").rglob("dt=2026-11-16/*.parquet"))
     aside = late.rename(tmp_path / "late")

@@ -251,7 +251,7 @@ def entry(staged: str, size: int, crc: int) -> Any:
 def test_uploads_go_side_by_side_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "_BYTES_MAX", 1_000)
     store = SlowStore(at_once=4)
-    on_the_way = uploads.Uploads(store, "s")
+    on_the_way = uploads.StagedFiles(store, "s")
     for size in [10] * 20 + [400] * 10 + [5_000] * 2 + [10] * 5:
         on_the_way.add(bytes(size), entry)
     found: Any = on_the_way.close()
@@ -262,7 +262,7 @@ def test_uploads_go_side_by_side_in_bounds(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_upload_that_fails_fails_the_range() -> None:
-    on_the_way = uploads.Uploads(SlowStore(failing="/3"), "s")
+    on_the_way = uploads.StagedFiles(SlowStore(failing="/3"), "s")
     for _ in range(4):
         on_the_way.add(b"x", entry)
     with pytest.raises(UnavailableError, match="the store is gone"):

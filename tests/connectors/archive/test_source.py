@@ -32,9 +32,10 @@ from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.decoding import seal_json
 from tidelog.model.pipeline import Commit, FileEntry, Gap, Manifest, Progress
 from tidelog.model.topic import encode_row
-from tidelog.pipeline.base import LocalWorkers, Pipeline
-from tidelog.pipeline.cycle import LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.gaps import LostError
+from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 
 DAY_MS = 86_400_000

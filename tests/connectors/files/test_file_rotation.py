@@ -27,9 +27,10 @@ from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.model.pipeline import Gap
-from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.ranges import FilePolicy
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.store.local import LocalStore
 
 

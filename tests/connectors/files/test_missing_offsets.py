@@ -23,7 +23,9 @@ from tidelog.connectors.source import MissingOffsets, SourcePartition, SourceRan
 from tidelog.errors import InvalidError
 from tidelog.model import limits
 from tidelog.model.pipeline import Gap, Intent, Progress, joined_gaps
-from tidelog.pipeline.base import ErasedRows, TaskOutput, Track, missing_from
+from tidelog.pipeline.manifest import missing_from
+from tidelog.pipeline.partition_state import PartitionState
+from tidelog.pipeline.tasks import ErasedRows, TaskOutput
 
 PART = SourcePartition("t", "0")
 
@@ -78,10 +80,10 @@ def lacked(
 ) -> MissingOffsets:
     """What a range from 0 to 100 says is missing, of a head that has gaps already."""
     rows = ErasedRows(np.array(erased, np.int64))
-    track = Track(PART, "", Progress("0", 0, 0, gaps=known), "", erased=rows)
+    state = PartitionState(PART, "", Progress("0", 0, 0, gaps=known), "", erased=rows)
     intent = Intent("0", "100")
     produced = TaskOutput("100", 100 - sum(each.offsets for each in gaps), Written())
-    return missing_from(Lacking(gaps), track, intent, produced)
+    return missing_from(Lacking(gaps), state, intent, produced)
 
 
 def test_erased_offsets_are_not_what_files_lack() -> None:

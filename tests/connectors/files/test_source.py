@@ -22,15 +22,16 @@ from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats import FormatSettings
-from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.parsers import FolderSettings
 from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings
 from tidelog.connectors.archive.staging import publish_files
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import Source, SourcePartition, SourceRange
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
-from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.tasks import LocalWorkers
 
 DAY_MS = 86_400_000
 FIRST_MS = 1_794_700_800_000  # 2026-11-15
@@ -136,7 +137,7 @@ def test_a_backup_of_any_format_is_read_from_its_folder_alone(
 
 
 def test_folders_by_date_come_back_in_the_order_of_the_source(tmp_path: Path) -> None:
-    how = {"parser": "timestamp", "layout": LayoutSettings(), "file_bytes_max": 100}
+    how = {"parser": "timestamp", "layout": FolderSettings(), "file_bytes_max": 100}
     for first in (0, 100, 200):
         pieces = [events(range(n, n + 20)) for n in range(first, first + 100, 20)]
         lay(tmp_path, pieces, **how)

@@ -18,9 +18,9 @@ from tidelog.connectors.archive.staging import CHANGED
 from tidelog.connectors.files import row_files as rows
 from tidelog.errors import InvalidError
 from tidelog.model.archive import Archive
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 
 EVENT = {"topic": "x", "partition": 0, "offset": 0, "timestamp": "2026-01-01T00:00:00Z"}
 EVENT |= {"id": None, "key": None, "value": "good", "type": None, "headers": []}

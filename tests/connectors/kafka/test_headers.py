@@ -29,9 +29,9 @@ from tidelog.connectors.kafka.records import (
 )
 from tidelog.connectors.kafka.transactions import _records
 from tidelog.connectors.source import SourcePartition, SourceRange
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 
 Row = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
 

@@ -182,7 +182,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transactions of ten events, and segments of 25."""
     monkeypatch.setattr("tidelog.connectors.kafka.transactions._AT_ONCE", 5)
     monkeypatch.setattr("tidelog.connectors.kafka.transactions._EVENTS_MAX", 10)
-    monkeypatch.setattr("tidelog.log.producer.append_plan.SEGMENT_EVENTS_MAX", 25)
+    monkeypatch.setattr("tidelog.log.producer.staged.SEGMENT_EVENTS_MAX", 25)
 
 
 class Death(BaseException):

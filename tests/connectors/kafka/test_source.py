@@ -32,9 +32,10 @@ from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.model.address import parse_address
-from tidelog.pipeline.base import LocalWorkers, Pipeline
-from tidelog.pipeline.cycle import LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.gaps import LostError
+from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.tasks import LocalWorkers
 
 pytestmark = pytest.mark.server
 

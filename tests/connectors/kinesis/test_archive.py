@@ -35,12 +35,14 @@ from tidelog.home import World, create_home
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat, Start
 from tidelog.model.event import to_iso
-from tidelog.pipeline.base import LocalWorkers, TaskOutcome
-from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
+from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.gaps import LostError
+from tidelog.pipeline.pipeline import CycleReport
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.share import request_flush, wait_until_done
+from tidelog.pipeline.tasks import LocalWorkers, TaskOutcome
 from tidelog.settings import Settings
 from tidelog.testing.scheduler import Crash
 

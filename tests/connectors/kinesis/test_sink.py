@@ -27,8 +27,9 @@ from tidelog.connectors.kinesis.sink import KinesisSink, KinesisWriter, open_wri
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.home import World, create_home
 from tidelog.model.address import parse_address
-from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 from tidelog.testing.scheduler import FakeClock
 

@@ -30,15 +30,15 @@ from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.pipeline.base import LocalWorkers
-from tidelog.pipeline.cycle import LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.gaps import LostError
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import (
     delete_pipeline,
     ensure_pipeline,
     find_pipeline,
 )
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.settings import Settings
 from tidelog.testing.scheduler import FakeClock
 

@@ -105,7 +105,7 @@ def test_other_source_partitions_and_pipelines_are_not_confused(home: Home) -> N
 
 
 def test_large_ranges_become_several_segments(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidelog.log.producer.append_plan.SEGMENT_EVENTS_MAX", 100)
+    monkeypatch.setattr("tidelog.log.producer.staged.SEGMENT_EVENTS_MAX", 100)
     sink = sink_at(home.context, "topic:t?partition=same")
     events = [Event(b"%d" % n) for n in range(950)]
     manifest = stage(sink, [batch_of(events[:30]), batch_of(events[30:], base=30)])

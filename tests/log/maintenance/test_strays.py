@@ -9,7 +9,7 @@ from tests.support.topic_upkeep import DAY_S, HOUR_MS, WEEK_S
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.log.producer.append import StoredSegment
+from tidelog.log.producer.append_plan import StoredSegment
 from tidelog.model import layout, limits
 from tidelog.model.topic import Strays, Topic, decode_row
 

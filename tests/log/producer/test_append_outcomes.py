@@ -16,12 +16,12 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
 from tidelog.errors import FencedError, InvalidError, UnavailableError, UnknownOutcomeError
-from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.append import Appender
-from tidelog.log.producer.append_plan import StagedSegment
+from tidelog.log.producer.copier import Copier, append_staged
 from tidelog.log.producer.idempotent_append import append_once
+from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import create_topic
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic

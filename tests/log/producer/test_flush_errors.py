@@ -90,7 +90,7 @@ def test_result_of_a_stored_event_does_not_hide_a_failed_one_of_its_flush(
     keys = {partition_for(b"%d" % n, 2): b"%d" % n for n in range(10)}
     stored = producer.send(b"a", keys[0])
     producer.send(b"b", keys[1])
-    with producer._uploader.state:
+    with producer._queue.state:
         producer._seal()
     assert stored.result(60).offset == 0
     with pytest.raises(UnavailableError, match="throttled"):
@@ -189,7 +189,7 @@ def test_many_failures_take_little_memory_and_are_still_raised(producer: Produce
     Uploads(producer).fail = True
     for number in range(limits.FAILURES_MAX + 20):
         ended(producer.send(b"%d" % number))
-    assert len(producer._uploader._failures) == limits.FAILURES_MAX
+    assert len(producer._queue._failures) == limits.FAILURES_MAX
     with pytest.raises(UnavailableError):
         producer.flush()
     producer.flush()

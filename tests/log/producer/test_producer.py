@@ -25,7 +25,7 @@ from tidelog.errors import (
     UnavailableError,
 )
 from tidelog.home import World, create_home
-from tidelog.log.producer.uploader import Uploader
+from tidelog.log.producer.flush_queue import FlushQueue
 from tidelog.settings import Settings
 from tidelog.store.base import Store
 
@@ -324,8 +324,8 @@ def test_a_flush_ends_whatever_fails_after_its_commit_failed(
 
     producer = home.producer("t")
     with monkeypatch.context() as patch:
-        patch.setattr(Uploader, "_commit", refuse)
-        patch.setattr(Uploader, "_abandon", fail)
+        patch.setattr(FlushQueue, "_commit", refuse)
+        patch.setattr(FlushQueue, "_abandon", fail)
         with pytest.raises(OSError, match="no commit"):
             producer.send(b"lost").result(60)
     assert producer.send(b"stored").result(60).offset == 0
@@ -347,7 +347,7 @@ def test_room_counts_a_flush_once_while_it_starts(home: Home) -> None:
     """Else a server refuses events that fit."""
     found: list[int] = []
     with home.producer("t") as producer:
-        before, pool = producer.room, producer._uploader._pool
+        before, pool = producer.room, producer._queue._pool
         submit = pool.submit
         look = threading.Thread(target=lambda: found.append(producer.room))
 

@@ -115,7 +115,7 @@ def test_futures_say_of_their_own_event_whether_it_may_be_stored(
     object.__setattr__(home.context, "commits_at_once", 4)
     catalog.refused, catalog.unknown = {0}, {1}
     with home.producer("t") as producer:
-        with producer._uploader.lock:  # so that they travel together
+        with producer._queue.lock:  # so that they travel together
             futures = [producer.send(e.value or b"", e.key) for e in events(home)]
         for number, future in enumerate(futures):
             if number % 4 == 0:

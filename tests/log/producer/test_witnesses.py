@@ -17,13 +17,13 @@ from tidelog.context import Context
 from tidelog.errors import InternalError, TidelogError
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.recover import RecoverReport, recover_topic
-from tidelog.log import ledger as copying
-from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.lost_commits import find_losses
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
-from tidelog.log.producer.append_plan import StagedSegment
+from tidelog.log.producer import copier as copying
+from tidelog.log.producer.copier import Copier, append_staged
+from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import delete_topic, find_topic
 from tidelog.model import layout
 from tidelog.model.event import Event

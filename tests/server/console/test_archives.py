@@ -12,9 +12,9 @@ from tidelog.archive.archive import committed_files, create_archive, find_archiv
 from tidelog.coordination.jobs import Keeper, SupervisedPart, put_keeper
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.server.console import archives
 
 ACT = "/console/archives/daily/act"

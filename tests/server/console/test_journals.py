@@ -10,8 +10,8 @@ from tests.support.visits import Browser, text_of
 from tidelog import Event, Home, Proof
 from tidelog.archive.archive import create_archive, open_pipeline
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.server.console.format import url
 
 SECRET = b"the person's own words"

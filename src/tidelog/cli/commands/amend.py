@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import click
 
-from tidelog.api.maintenance import EraseOptions, ProveOptions
+from tidelog.api.erasure import EraseOptions
 from tidelog.cli.commands.proof import (
     Sought,
     proof_option,
-    removal_bar,
+    removal_bars,
     report_proof,
+    scan_bar,
     unseen_file,
     wait_option,
 )
@@ -26,7 +26,6 @@ from tidelog.cli.output import (
     Output,
     counted,
     json_option,
-    progress_bar,
     to_seconds,
     utf8,
     visible,
@@ -37,6 +36,7 @@ from tidelog.cli.terminal import ask_first, open_home, yes_option
 from tidelog.codec.event_json import event_lines, ids_of_lines
 from tidelog.coordination.audit import Action, AuditRecord
 from tidelog.erasure.delete import DeleteResult, ErasurePlan
+from tidelog.erasure.proof import Proof
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.model.event import to_iso
@@ -196,34 +196,21 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
     with open_home(home_text) as home:
         shown = _topic_of(home, topic).incarnation
         _confirm(home, topic, (ids, key), given, is_sure=given["yes"] or is_clear)
+        bare, why = None if key is None else key.encode(), given["why"]
         tasks = tasks_of(given)
-        how = EraseOptions(
-            who=given["who"],
-            incarnation=shown,
-            spark=tasks["spark"],
-            spark_conf=tasks["spark_conf"],
-        )
-        deleted = (
-            _delete_key(home, topic, key, given["why"], how)
-            if key is not None
-            else home.erase(topic, ids=ids, why=given["why"], prove=False, **how)
-        )
-        if given["prove"] or given["proof_file"]:
-            keys = [] if key is None else [key.encode()]
-            with removal_bar(home, topic) as watch:
-                about = ProveOptions(who=given["who"], wait=given["wait"], watch=watch, **tasks)
-                proof = home.purge_and_prove(
-                    topic, ids=ids, keys=keys, why=given["why"], deleted=deleted, **about
-                )
-            report_proof(output, proof, given["proof_file"], watch.values, Sought(ids, key))
+        spark, conf = tasks["spark"], tasks["spark_conf"]
+        how = EraseOptions(who=given["who"], incarnation=shown, spark=spark, spark_conf=conf)
+        with removal_bars(home, topic, scans=key is not None) as watch:
+            how["progress"] = watch.searched
+            if given["prove"] or given["proof_file"]:
+                how["wait"], how["watch"] = given["wait"], watch
+                done: Any = home.erase(topic, ids, key=bare, why=why, prove=True, **how)
+            else:
+                done = home.erase(topic, ids, key=bare, why=why, prove=False, **how)
+        if isinstance(done, Proof):
+            report_proof(output, done, given["proof_file"], watch.values, Sought(ids, key))
         else:
-            told = {"deleted": deleted.events, "archived": deleted.archived}
-            output.record({"topic": topic, **told, "missing": _shown(output, deleted)})
-            say_unseen(output, deleted.unseen)
-            if not (deleted.events or deleted.archived):
-                output.say(f"Nothing was deleted: {_no_event(topic, key)}.")
-            if not deleted.is_clean:
-                sys.exit(FAILED)
+            _report_deleted(output, topic, key, done)
 
 
 @click.command()
@@ -354,24 +341,22 @@ def _no_event(topic: str, key: str | None) -> str:
 
 def _preview(home: Home, topic: str, ids: list[str], key: str | None) -> bool:
     """Says what a delete would delete. Returns whether there is anything."""
-    with _scan_bar(home, topic) as advance:
+    with scan_bar(home, topic) as advance:
         bare = None if key is None else key.encode()
         plan = home.plan_erase(topic, ids=ids, key=bare, progress=advance)
     show_plan(plan)
     return plan.events > 0
 
 
-def _scan_bar(home: Home, topic: str) -> AbstractContextManager[Callable[[int], None]]:
-    def total() -> int:
-        return sum(state.bytes or 0 for state in home.partitions(topic))
-
-    return progress_bar(f"scan {topic}", total)
-
-
-def _delete_key(home: Home, topic: str, key: str, why: str, how: EraseOptions) -> DeleteResult:
-    with _scan_bar(home, topic) as advance:
-        how["progress"] = advance
-        return home.erase(topic, key=key.encode(), why=why, prove=False, **how)
+def _report_deleted(output: Output, topic: str, key: str | None, deleted: DeleteResult) -> None:
+    """Prints what a delete found; exits with 1 unless everything was found."""
+    told = {"deleted": deleted.events, "archived": deleted.archived}
+    output.record({"topic": topic, **told, "missing": _shown(output, deleted)})
+    say_unseen(output, deleted.unseen)
+    if not (deleted.events or deleted.archived):
+        output.say(f"Nothing was deleted: {_no_event(topic, key)}.")
+    if not deleted.is_clean:
+        sys.exit(FAILED)
 
 
 def _shown(output: Output, deleted: DeleteResult) -> Any:

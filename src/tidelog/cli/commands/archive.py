@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from tidelog.api.archives import ArchiveHandle
-from tidelog.api.maintenance import ProveOptions
+from tidelog.api.erasure import ProveOptions
 from tidelog.cli.commands.amend import (
     say_unseen,
     show_plan,
@@ -36,7 +36,7 @@ from tidelog.cli.commands.archive_status import finalize, register, status
 from tidelog.cli.commands.proof import (
     Sought,
     proof_option,
-    removal_bar,
+    removal_bars,
     report_proof,
     wait_option,
 )
@@ -198,7 +198,7 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
         question = f"Erase {what} from archive `{name}`, for good?"
         ask_first(f"events of archive `{name}`", question, given["yes"])
         if given["prove"] or given["proof_file"]:
-            with removal_bar(home, archive=name) as watch:
+            with removal_bars(home, archive=name) as watch:
                 how = ProveOptions(who=given["who"], wait=given["wait"], watch=watch, **tasks)
                 proof = archive.erase(ids=ids, key=wanted, why=given["why"], prove=True, **how)
             report_proof(output, proof, given["proof_file"], watch.values, Sought(ids, key))

@@ -215,7 +215,8 @@ def verify(home_text: str | None, output: Output, /, topic: str | None, **given:
 
     With --erased it searches all objects that could hold an event instead: the topic's, those of
     archives that were made from it, and what is staged. Ends with exit code 1 when something is
-    left, or when the id or key was never deleted here. --proof also adds a record to the audit.
+    left, or when the id or key was never deleted here. It also removes what the files of a SQLite
+    catalog still hold of deleted rows. --proof also adds a record to the audit.
 
     \b
     Examples:

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from tidelog.cli.output import (
 )
 from tidelog.cli.pipeline_options import SparkFields
 from tidelog.cli.terminal import open_home
+from tidelog.erasure.delete import DeleteResult
 from tidelog.erasure.proof import Proof, Trace, check_proof_path
 from tidelog.errors import FailedError, NotFoundError
 from tidelog.home import Home
@@ -37,13 +38,15 @@ __all__ = [
     "Sought",
     "proof",
     "proof_option",
-    "removal_bar",
+    "removal_bars",
     "report_proof",
+    "scan_bar",
     "search_with_bar",
     "unseen_file",
     "wait_option",
 ]
 
+_Bar = AbstractContextManager[Callable[[int], None]]
 _BACKFILL = "make the archive's files again with `tidelog archive backfill`"
 _UNDER_WAY = "archive_ranges_under_way"
 _NAMED_MAX = 5  # of ids that were not found, and of ids in a command
@@ -157,12 +160,28 @@ def search_with_bar(
         return home.prove_erased(topic, ids=ids, keys=keys, progress=advance, **how)
 
 
-class RemovalWatch(ErasureWatch):
-    """Collects what an erasure removes, and advances a bar while it searches."""
+def scan_bar(home: Home, topic: str) -> _Bar:
+    """Returns a progress bar for reading the keys of a topic."""
+    return progress_bar(f"scan {topic}", _topic_bytes(home, topic))
 
-    def __init__(self, advance: Callable[[int], None]) -> None:
-        self._advance = advance
+
+class RemovalWatch(ErasureWatch):
+    """Collects what an erasure removes, and shows a bar for each of its searches."""
+
+    def __init__(self, bars: ExitStack, scan: _Bar | None, search: _Bar) -> None:
+        self._bars = bars
+        self._search: _Bar | None = search
+        self._advance = _ignore if scan is None else bars.enter_context(scan)
         self.values: dict[str, int] = {}
+
+    def deleted(self, result: DeleteResult) -> None:
+        self._bars.close()  # a terminal shows one bar at once
+        self._advance = _ignore
+
+    def purging(self) -> None:
+        if self._search is not None:
+            self._advance = self._bars.enter_context(self._search)
+        self._search = None
 
     def purged(self, done: Erasure) -> None:
         now = _purge_values(done)
@@ -170,15 +189,26 @@ class RemovalWatch(ErasureWatch):
         self.values = {name: count + before.get(name, 0) for name, count in now.items()}
 
     def searched(self, size: int) -> None:
+        """Advances the bar, also while keys are read before the delete."""
         self._advance(size)
 
 
 @contextmanager
-def removal_bar(home: Home, topic: str = "", archive: str = "") -> Iterator[RemovalWatch]:
-    """Gives what follows an erasure from a topic or archive, with a bar for its search."""
+def removal_bars(
+    home: Home, topic: str = "", archive: str = "", *, scans: bool = False
+) -> Iterator[RemovalWatch]:
+    """Gives what follows an erasure from a topic or archive, with a bar for each of its searches.
+
+    With ``scans``, the first is for reading the keys of the topic.
+    """
     total = home.archives.get(archive).stored_bytes if archive else _topic_bytes(home, topic)
-    with progress_bar(f"search {topic or archive}", total) as advance:
-        yield RemovalWatch(advance)
+    search = progress_bar(f"search {topic or archive}", total)
+    with ExitStack() as bars:
+        yield RemovalWatch(bars, scan_bar(home, topic) if scans else None, search)
+
+
+def _ignore(_: int) -> None:
+    """Advances no bar."""
 
 
 def _topic_bytes(home: Home, topic: str) -> Callable[[], int]:

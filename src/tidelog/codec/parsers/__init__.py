@@ -10,7 +10,7 @@ times. A parser is named ``kind:argument``, the kinds being those of ``PARSER_KI
 
 Parsers of other packages come by the entry point group ``tidelog.parsers``, or as ``module:Class``.
 Either is called with an argument (the text after a ``|``, or after an entry point's name) and the
-layout settings, and returns a ``Parser`` or a ``TimeParser``. Its results are checked: no path
+folder settings, and returns a ``Parser`` or a ``TimeParser``. Its results are checked: no path
 leads out of the archive's folder, and an event on which it raises is a dead letter.
 """
 
@@ -26,19 +26,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.codec.parsers.base import (
-    Layout,
-    LayoutSettings,
+    FolderPaths,
+    FolderSettings,
     ParsedValues,
     Parser,
     Spec,
     TimeParser,
-    layout_settings,
+    folder_settings,
     makes_dates,
     parts_of_events,
     path_problem,
     paths_of,
     shown,
-    used_layout,
+    used_folder_settings,
 )
 from tidelog.codec.parsers.folders import DatedParser
 from tidelog.errors import InvalidError, UnavailableError
@@ -47,21 +47,21 @@ from tidelog.plugins import find_plugins
 
 __all__ = [
     "PARSER_KINDS",
-    "Layout",
-    "LayoutSettings",
+    "FolderPaths",
+    "FolderSettings",
     "ParsedValues",
     "Parser",
     "TimeParser",
     "changes_values",
     "either_parser",
-    "layout_settings",
+    "folder_settings",
     "open_parser",
     "parts_of_events",
-    "used_layout",
+    "used_folder_settings",
 ]
 
 
-def open_foreign(spec: Spec, settings: LayoutSettings, known: Iterable[str]) -> Parser:
+def open_foreign(spec: Spec, settings: FolderSettings, known: Iterable[str]) -> Parser:
     """Returns a parser of another package. Raises ``InvalidError`` if there is none."""
     made, argument = _load_entry_point(spec) or _import_class(spec, known)
     try:
@@ -84,9 +84,9 @@ class ForeignParser:
         self._parser = parser
         self.changes_values = changes_values(parser)
 
-    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+    def lay_out(self, batch: pa.RecordBatch) -> FolderPaths:
         try:
-            found = _check_layout(self._parser.lay_out(batch), batch.num_rows)
+            found = _check_paths(self._parser.lay_out(batch), batch.num_rows)
             if found.values is not None and not self.changes_values:
                 raise InvalidError("it changes values, and has no attribute changes_values = True")
             return found
@@ -135,15 +135,15 @@ def _import_class(spec: Spec, known: Iterable[str]) -> tuple[Any, str]:
     return getattr(module, name), argument
 
 
-def _check_layout(layout: Layout, rows: int) -> Layout:
-    """Returns the layout with a path or an error in every row, and no path that leads outside."""
-    if not isinstance(layout, Layout):
-        raise InvalidError(f"it gave {type(layout).__name__}, not a Layout")
-    values = None if layout.values is None else layout.values.cast(pa.binary())
+def _check_paths(folders: FolderPaths, rows: int) -> FolderPaths:
+    """Returns the result with a path or an error in every row, and no path that leads outside."""
+    if not isinstance(folders, FolderPaths):
+        raise InvalidError(f"it gave {type(folders).__name__}, not FolderPaths")
+    values = None if folders.values is None else folders.values.cast(pa.binary())
     if values is not None and len(values) != rows:
         raise InvalidError(f"it gave {len(values)} values for {rows} events")
-    texts = layout.paths.cast(pa.string())
-    errors, times = layout.errors.cast(pa.string()), layout.times.cast(pa.int64())
+    texts = folders.paths.cast(pa.string())
+    errors, times = folders.errors.cast(pa.string()), folders.times.cast(pa.int64())
     if not len(texts) == len(errors) == len(times) == rows:
         raise InvalidError(f"it gave {len(texts)} paths and {len(errors)} errors for {rows} events")
     texts = pc.if_else(pc.is_null(errors), texts, None)
@@ -159,33 +159,33 @@ def _check_layout(layout: Layout, rows: int) -> Layout:
         for path, problem in zip(encoded.dictionary.to_pylist(), problems, strict=True)
     ]
     kept = pc.if_else(pc.is_null(found.errors), times, None)
-    return Layout(paths_of(encoded.indices, names), found.errors, kept, values)
+    return FolderPaths(paths_of(encoded.indices, names), found.errors, kept, values)
 
 
-def _nowhere(error: str) -> Layout:
-    return Layout(
+def _nowhere(error: str) -> FolderPaths:
+    return FolderPaths(
         paths_of(pa.nulls(1, pa.int32()), []),
         pa.array([error], pa.string()),
         pa.nulls(1, pa.int64()),
     )
 
 
-def _join(layouts: list[Layout]) -> Layout:
-    """Returns consecutive layouts as one, with one dictionary."""
-    paths = pa.chunked_array([each.paths.cast(pa.string()) for each in layouts], pa.string())
-    errors = pa.chunked_array([each.errors for each in layouts], pa.string())
-    times = pa.chunked_array([each.times for each in layouts], pa.int64())
+def _join(results: list[FolderPaths]) -> FolderPaths:
+    """Returns consecutive results as one, with one dictionary."""
+    paths = pa.chunked_array([each.paths.cast(pa.string()) for each in results], pa.string())
+    errors = pa.chunked_array([each.errors for each in results], pa.string())
+    times = pa.chunked_array([each.times for each in results], pa.int64())
     encoded = paths.combine_chunks().dictionary_encode()
     values = None
-    if any(each.values is not None for each in layouts):
+    if any(each.values is not None for each in results):
         # Rows without values have errors: a parser returns them for all events, or for none.
-        some = [_values(each) for each in layouts]
+        some = [_values(each) for each in results]
         values = pa.chunked_array(some, pa.binary()).combine_chunks()
-    return Layout(encoded, errors.combine_chunks(), times.combine_chunks(), values)
+    return FolderPaths(encoded, errors.combine_chunks(), times.combine_chunks(), values)
 
 
-def _values(layout: Layout) -> pa.Array:
-    return pa.nulls(len(layout.errors), pa.binary()) if layout.values is None else layout.values
+def _values(folders: FolderPaths) -> pa.Array:
+    return pa.nulls(len(folders.errors), pa.binary()) if folders.values is None else folders.values
 
 
 def changes_values(parser: object) -> bool:
@@ -218,7 +218,7 @@ PARSER_KINDS = (
 )
 
 
-def open_parser(text: str, settings: LayoutSettings) -> Parser:
+def open_parser(text: str, settings: FolderSettings) -> Parser:
     """Returns the parser of a name such as ``json:meta.at``.
 
     Raises ``InvalidError`` in one line for an unknown kind, a bad argument, a missing file, a
@@ -251,7 +251,7 @@ def either_parser(one: str, other: str) -> str:
     """
     name = f"first:{one.removeprefix('first:')}||{other.removeprefix('first:')}"
     try:
-        open_parser(name, LayoutSettings())
+        open_parser(name, FolderSettings())
     except InvalidError:
         return other
     return name
@@ -274,7 +274,7 @@ def _open_first(spec: Spec) -> TimeParser:
     return FirstTimes(parsers)
 
 
-def _open_split(spec: Spec, settings: LayoutSettings) -> Parser:
+def _open_split(spec: Spec, settings: FolderSettings) -> Parser:
     """Opens ``split:FIELD|PARSER``: folders by the field's value, then by the inner parser."""
     from tidelog.codec.parsers.folders import SplitParser
     from tidelog.codec.parsers.json import JsonField
@@ -286,7 +286,7 @@ def _open_split(spec: Spec, settings: LayoutSettings) -> Parser:
     return SplitParser(JsonField(spec, field, Engine()), open_parser(inner, settings))
 
 
-def _open_topics(spec: Spec, settings: LayoutSettings) -> Parser:
+def _open_topics(spec: Spec, settings: FolderSettings) -> Parser:
     """Opens ``topics:PATTERN=PARSER;PATTERN=PARSER``: the parser of the first pattern that fits."""
     parsers: list[tuple[str, Parser]] = []
     kinds = set()
@@ -311,7 +311,7 @@ class TopicsParser:
         # A batch may have events of several topics, of which some keep their values.
         self.changes_values = any(changes_values(parser) for _, parser in parsers)
 
-    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+    def lay_out(self, batch: pa.RecordBatch) -> FolderPaths:
         encoded = batch.column("topic").dictionary_encode()
         topics, codes = encoded.dictionary.to_pylist(), encoded.indices
         if len(topics) == 1 and not codes.null_count:
@@ -329,9 +329,9 @@ class TopicsParser:
             return whole
         paths = whole.paths.cast(pa.string()).take(back).dictionary_encode()
         values = None if whole.values is None else whole.values.take(back)
-        return Layout(paths, whole.errors.take(back), whole.times.take(back), values)
+        return FolderPaths(paths, whole.errors.take(back), whole.times.take(back), values)
 
-    def _of_topic(self, topic: str | None, batch: pa.RecordBatch) -> Layout:
+    def _of_topic(self, topic: str | None, batch: pa.RecordBatch) -> FolderPaths:
         for pattern, parser in self._parsers:
             if fnmatch.fnmatchcase(topic or "", pattern):
                 found = parser.lay_out(batch)

@@ -10,7 +10,7 @@ Hive does, and so is a leading ``_`` or ``.``, which readers of archives skip. D
 different names. Names of topics and source partitions, which other systems choose, follow the same
 rule.
 
-:class:`LayoutSettings` says how times become folders, and is checked when it is created.
+:class:`FolderSettings` says how times become folders, and is checked when it is created.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from tidelog.model.limits import FOLDER_NAME_BYTES_MAX, FOLDER_PATH_BYTES_MAX
 
 __all__ = [
     "FieldTimes",
-    "Layout",
-    "LayoutSettings",
+    "FolderPaths",
+    "FolderSettings",
     "ParsedValues",
     "Parser",
     "Spec",
     "TimeParser",
     "escaped",
-    "layout_settings",
+    "folder_settings",
     "makes_dates",
     "parts_of_events",
     "path_problem",
     "paths_of",
     "shown",
     "unescaped",
-    "used_layout",
+    "used_folder_settings",
 ]
 
 _QUOTED_MAX = 60  # characters of a bad value that its error repeats
@@ -58,7 +58,7 @@ _NOT_SHOWN = r"[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]"  # would break a line or a terminal
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FolderPaths:
     """For every row of a batch either a path or an error; the other one is null.
 
     Paths are what comes between an archive's topic and its files, such as ``dt=2026-11-15/hr=10``.
@@ -98,7 +98,7 @@ class ParsedValues:
 class Parser(Protocol):
     """Belongs to one thread; opened where it is used."""
 
-    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+    def lay_out(self, batch: pa.RecordBatch) -> FolderPaths:
         """Returns where each event of a batch in event columns belongs.
 
         A bad event gets an error text, and never fails its batch. Raises ``UnavailableError`` if
@@ -246,7 +246,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutSettings:
+class FolderSettings:
     """How times become folders. Plain values that pickle."""
 
     granularity: str = "day"  # day, hour or minute: how fine the folders are
@@ -299,7 +299,7 @@ class LayoutSettings:
         return (_EPOCH + shown - shown % unit).strftime(self.path_format)
 
 
-def parts_of_events(path: str, parser: str, settings: LayoutSettings, time_ms: int) -> int:
+def parts_of_events(path: str, parser: str, settings: FolderSettings, time_ms: int) -> int:
     """Returns how many leading parts of a folder's path are not a time or an offset.
 
     Values of events have filled these. ``time_ms`` is the parser's time of an event in it; -1:
@@ -319,13 +319,13 @@ def parts_of_events(path: str, parser: str, settings: LayoutSettings, time_ms: i
     return len(parts) - (name.count("/") + 1 if is_last else 0)
 
 
-def layout_settings(parser: str, given: Mapping[str, str]) -> LayoutSettings:
+def folder_settings(parser: str, given: Mapping[str, str]) -> FolderSettings:
     """Returns the given settings, for the folders that a parser makes.
 
     Raises ``InvalidError`` for a setting that has no effect.
     """
-    settings = LayoutSettings(**given)
-    unused = sorted(given.keys() - used_layout(parser, given).keys())
+    settings = FolderSettings(**given)
+    unused = sorted(given.keys() - used_folder_settings(parser, given).keys())
     if parser and unused:  # a sink refuses those of a backup
         why = f"granularity is {settings.granularity}"
         if not makes_dates(parser):
@@ -334,7 +334,7 @@ def layout_settings(parser: str, given: Mapping[str, str]) -> LayoutSettings:
     return settings
 
 
-def used_layout(parser: str, given: Mapping[str, str]) -> dict[str, str]:
+def used_folder_settings(parser: str, given: Mapping[str, str]) -> dict[str, str]:
     """Returns those of the given settings that have an effect."""
     if not makes_dates(parser):
         return {}

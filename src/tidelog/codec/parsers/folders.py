@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 
 from tidelog.codec.parsers.base import (
     FieldTimes,
-    Layout,
-    LayoutSettings,
+    FolderPaths,
+    FolderSettings,
     ParsedValues,
     Parser,
     Spec,
@@ -61,13 +61,13 @@ _LAST_OFFSET_MS = TIMESTAMP_MS_END - 48 * _HOUR_MS  # no datetime near its end i
 class DatedParser:
     """Folders from the times that a time parser finds."""
 
-    def __init__(self, parser: TimeParser, settings: LayoutSettings) -> None:
+    def __init__(self, parser: TimeParser, settings: FolderSettings) -> None:
         self._parser = parser
         self._format = settings.path_format
         self._unit_ms = settings.unit_ms
         self._zone = None if settings.time_zone == "UTC" else ZoneInfo(settings.time_zone)
 
-    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+    def lay_out(self, batch: pa.RecordBatch) -> FolderPaths:
         found = self._parser.times(batch)
         local = self._local_ms(found.values.fill_null(0).to_numpy())
         outside = pc.or_(
@@ -80,7 +80,7 @@ class DatedParser:
         units = pc.if_else(pc.is_valid(found.values), pa.array(local // self._unit_ms), None)
         encoded = units.dictionary_encode()
         names = [self._name(unit) for unit in encoded.dictionary.to_pylist()]
-        return Layout(paths_of(encoded.indices, names), found.errors, found.values)
+        return FolderPaths(paths_of(encoded.indices, names), found.errors, found.values)
 
     def _name(self, unit: int) -> str:
         return (_EPOCH + timedelta(milliseconds=unit * self._unit_ms)).strftime(self._format)
@@ -194,13 +194,13 @@ class OffsetParser:
     def __init__(self, bucket: int) -> None:
         self._bucket = bucket
 
-    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+    def lay_out(self, batch: pa.RecordBatch) -> FolderPaths:
         offsets = batch.column("offset").to_numpy()
         encoded = pa.array(offsets // self._bucket, pa.int64()).dictionary_encode()
         names = [f"offset={each * self._bucket}" for each in encoded.dictionary.to_pylist()]
         rows = batch.num_rows
         paths = paths_of(encoded.indices, names)
-        return Layout(paths, pa.nulls(rows, pa.string()), pa.nulls(rows, pa.int64()))
+        return FolderPaths(paths, pa.nulls(rows, pa.string()), pa.nulls(rows, pa.int64()))
 
 
 def open_timestamp(spec: Spec) -> TimeParser:
@@ -227,7 +227,7 @@ class SplitParser:
         self._inner = inner
         self.changes_values = bool(getattr(inner, "changes_values", False))
 
-    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+    def lay_out(self, batch: pa.RecordBatch) -> FolderPaths:
         names = self._names(batch)
         inner = self._inner.lay_out(batch)
         paths = pc.binary_join_element_wise(names.values, inner.paths.dictionary_decode(), "/")
@@ -235,7 +235,7 @@ class SplitParser:
         long = pc.greater(pc.binary_length(paths), FOLDER_PATH_BYTES_MAX)
         found = found.reject(long, f"its path has more than {FOLDER_PATH_BYTES_MAX} bytes")
         times = pc.if_else(pc.is_null(found.errors), inner.times, None)
-        return Layout(found.values.dictionary_encode(), found.errors, times, inner.values)
+        return FolderPaths(found.values.dictionary_encode(), found.errors, times, inner.values)
 
     def _names(self, batch: pa.RecordBatch) -> ParsedValues:
         found = self._field.pick(batch)

@@ -34,13 +34,13 @@ import pyarrow.parquet as pq
 
 from tidelog.codec.formats import FileWriter, Format, FormatSettings, open_format
 from tidelog.codec.formats.base import MISFIT_SCHEMA
-from tidelog.codec.parsers import LayoutSettings, Parser, open_parser, parts_of_events
+from tidelog.codec.parsers import FolderSettings, Parser, open_parser, parts_of_events
 from tidelog.codec.parsers.base import escaped
 from tidelog.connectors.archive.staging import (
     FolderRows,
     MakeEntry,
     Spool,
-    Uploads,
+    StagedFiles,
     accepted,
     copy_files,
     discard_files,
@@ -50,8 +50,8 @@ from tidelog.connectors.archive.staging import (
     shares_of,
 )
 from tidelog.connectors.sink import (
-    AsideSink,
     CopyingSink,
+    FileSink,
     JudgingSink,
     RangeWriter,
     Sink,
@@ -88,7 +88,7 @@ class ArchiveSinkSettings:
     dead: str  # the folder of its dead letters
     generation: int = 1
     parser: str | None = None  # None: a backup
-    layout: LayoutSettings = field(default_factory=LayoutSettings)
+    layout: FolderSettings = field(default_factory=FolderSettings)
     format: str = "parquet"
     codec: str | None = None
     format_settings: FormatSettings = field(default_factory=FormatSettings)
@@ -111,7 +111,7 @@ class ArchiveSink:
         open_format(settings.format, settings.codec, settings.format_settings)
         if settings.parser is not None:
             open_parser(settings.parser, settings.layout)
-        elif settings.layout != LayoutSettings():
+        elif settings.layout != FolderSettings():
             raise InvalidError(
                 "archive: granularity, time zone and formats of folders are for kind partition: "
                 "leave them out of a backup"
@@ -176,7 +176,7 @@ class ArchiveSink:
     def copy(self, files: Sequence[FileEntry], staging: str) -> tuple[FileEntry, ...]:
         return copy_files(self._store(), files, staging, _PUBLISH_AT_ONCE)
 
-    def layout(self) -> LayoutSettings:
+    def folders(self) -> FolderSettings:
         return self._settings.layout
 
     def folder(self, file: FileEntry) -> str:
@@ -237,7 +237,7 @@ class ArchiveWriter:
         self._parser: Parser | None = None
         if settings.parser is not None:
             self._parser = open_parser(settings.parser, settings.layout)
-        self._uploads = Uploads(store, staging)
+        self._uploads = StagedFiles(store, staging)
         self._dead = DeadLetters(self._uploads, self._dead_target)
         self._folders: dict[str, _Folder] = {}  # all folders of the range
         self._open: dict[str, OpenFile] = {}  # by path
@@ -389,7 +389,7 @@ class ArchiveWriter:
 
 
 _: type[Sink] = ArchiveSink
-_aside: type[AsideSink] = ArchiveSink
+_aside: type[FileSink] = ArchiveSink
 _judging: type[JudgingSink] = ArchiveSink
 _copying: type[CopyingSink] = ArchiveSink
 
@@ -471,7 +471,7 @@ _FILE_BYTES = 32 << 20  # in memory; then a file of dead letters is stored
 class DeadLetters:
     """Collects dead letters, and stages them in their own files, sorted by offset."""
 
-    def __init__(self, uploads: Uploads, target: Callable[[int], str]) -> None:
+    def __init__(self, uploads: StagedFiles, target: Callable[[int], str]) -> None:
         self._uploads = uploads
         self._target = target  # returns the target of a file by its first offset
         self._waiting: list[pa.RecordBatch] = []

@@ -14,7 +14,7 @@ A range may begin and end inside a commit, and may have fewer events than offset
 exactly. A commit counts only in total how many offsets were dropped or never held an event. So a
 part of a commit counts as many of them as fit, dropped ones first; the rest was erased. The sum is
 always the range. A pipeline corrects this by the offsets that it knows were erased
-(``pipeline.base.missing_from``).
+(``pipeline.manifest.missing_from``).
 """
 
 from __future__ import annotations

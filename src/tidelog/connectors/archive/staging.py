@@ -42,7 +42,7 @@ import pyarrow.compute as pc
 from tidelog.clock import RandomIds
 from tidelog.codec.event_batch import EVENT_SCHEMA, problem_of_text, refused_events
 from tidelog.codec.formats.base import MISFIT_SCHEMA
-from tidelog.codec.parsers import Layout
+from tidelog.codec.parsers import FolderPaths
 from tidelog.codec.segment import read_piece
 from tidelog.concurrency import Pool
 from tidelog.connectors.sink import RangeWriter, TargetSink, Written
@@ -58,7 +58,7 @@ __all__ = [
     "Portion",
     "RestorableSink",
     "Spool",
-    "Uploads",
+    "StagedFiles",
     "accepted",
     "copy_files",
     "discard_files",
@@ -247,11 +247,11 @@ def portion_of(batch: pa.RecordBatch) -> FolderRows:
     return FolderRows(portion, 0, batch.num_rows, -1)
 
 
-def shares_of(batch: pa.RecordBatch, layout: Layout) -> Iterator[tuple[str, FolderRows]]:
+def shares_of(batch: pa.RecordBatch, folders: FolderPaths) -> Iterator[tuple[str, FolderRows]]:
     """Yields the rows of a batch that have a path, folder by folder."""
-    paths, times, values = layout.paths, layout.times, layout.values
-    if layout.errors.null_count < batch.num_rows:
-        good = pc.is_null(layout.errors)
+    paths, times, values = folders.paths, folders.times, folders.values
+    if folders.errors.null_count < batch.num_rows:
+        good = pc.is_null(folders.errors)
         batch, paths, times = batch.filter(good), paths.filter(good), times.filter(good)
         values = None if values is None else values.filter(good)
     if batch.num_rows == 0:
@@ -280,8 +280,8 @@ _BYTES_MAX = 64 << 20  # of waiting files; a larger one goes alone
 MakeEntry = Callable[[str, int, int], FileEntry]
 
 
-class Uploads:
-    """The files of one writer, in the order they were added.
+class StagedFiles:
+    """The files that one writer stages, in the order they were added.
 
     As a context manager, it deletes them if an error prevents that they are returned.
     """

@@ -22,7 +22,7 @@ from tidelog.codec.partitioner import split
 from tidelog.codec.segment import encode_staged
 from tidelog.connectors.sink import RangeWriter, RecordRefusedError, Written
 from tidelog.errors import InvalidError
-from tidelog.log.producer.append_plan import Collector
+from tidelog.log.producer.staged import Collector
 from tidelog.model.address import Address
 from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
 from tidelog.model.pipeline import FileEntry

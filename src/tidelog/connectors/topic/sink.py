@@ -9,7 +9,7 @@ already there: a second publish, after a crash or by another driver, resumes aft
 named producer's, which no sweep deletes.
 
 After the commits, each segment gets a witness, which shows a catalog that lost them
-(``log.producer.append_plan``). A second publish adds it if a driver crashed before that.
+(``log.producer.staged``). A second publish adds it if a driver crashed before that.
 
 Events erased from the topic are skipped and counted (``log.ledger``): by writers, with the
 ledger that the driver knew, and before the commit if the ledger has grown since.
@@ -37,7 +37,7 @@ import pyarrow as pa
 from tidelog.codec.event_batch import STORED_SCHEMA, check_events
 from tidelog.codec.fields import FieldPaths, FieldTaker
 from tidelog.codec.partitioner import partitions_for, split
-from tidelog.codec.segment import Piece, encode_segment
+from tidelog.codec.segment import encode_segment
 from tidelog.concurrency import Pool
 from tidelog.connectors.archive.staging import discard_files
 from tidelog.connectors.sink import (
@@ -68,23 +68,17 @@ from tidelog.errors import (
     InvalidError,
     NotFoundError,
 )
-from tidelog.log.ledger import (
-    NOTHING_ERASED,
-    Copier,
-    ErasedIds,
-    LedgerMovedError,
-    append_staged,
-    is_appended,
-    read_erased,
-)
-from tidelog.log.producer.append import StoredSegment
-from tidelog.log.producer.append_plan import StagedSegment
+from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_erased
+from tidelog.log.producer.append_plan import StoredSegment
+from tidelog.log.producer.copier import Copier, LedgerMovedError, append_staged, is_appended
+from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import find_target
 from tidelog.model import layout
 from tidelog.model.address import Address
 from tidelog.model.limits import BATCH_EVENTS_MAX, EVENT_BYTES_CEILING
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import (
+    Piece,
     Topic,
     pipeline_producer,
     playback_producer,

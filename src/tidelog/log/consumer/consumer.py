@@ -33,13 +33,11 @@ from tidelog.coordination.audit import DeadLetterRecorder
 from tidelog.coordination.outcome import SentWrites
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.consumer import handler as handlers
+from tidelog.log.consumer.delivery import LeaseReader, all_or_nothing, one_by_one
 from tidelog.log.consumer.leases import (
-    LeaseReader,
     Leases,
     Start,
-    all_or_nothing,
     check_consumer_name,
-    one_by_one,
     parse_start,
     trimmed_error,
 )

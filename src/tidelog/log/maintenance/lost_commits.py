@@ -12,7 +12,7 @@ before its commit. The contents of strays prove more, without any clock:
   run; an object of that run which exists, and which the partition neither names nor lists. No
   compile, trim or later commit hides that.
 - A copy of a staged segment carries none of this. Its driver puts a witness after its commits
-  (``log.producer.append_plan``). If the witness says that a partition has committed the segment,
+  (``log.producer.staged``). If the witness says that a partition has committed the segment,
   and the partition neither names nor lists it, that is a proof.
 - A journal lists the segments that its offsets came from. Offsets above the head's, or from other
   segments than those of the partition's rows, are a proof (see Origins). No compile or later commit
@@ -58,7 +58,7 @@ from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.maintenance.unused_objects import origin_of, read_unused
 from tidelog.log.partition_reader import Reader
-from tidelog.log.producer.append_plan import lost_partition
+from tidelog.log.producer.staged import lost_partition
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout
 from tidelog.model.topic import (

@@ -146,7 +146,7 @@ from tidelog.log.maintenance.unused_objects import (
     read_unused,
     remove_unused,
 )
-from tidelog.log.producer.append_plan import is_witness_obsolete, list_witnesses
+from tidelog.log.producer.staged import is_witness_obsolete, list_witnesses
 from tidelog.log.topics import find_topic, list_topics, raise_epoch, raise_head
 from tidelog.model import layout, limits
 from tidelog.model.topic import Head, Topic, decode_row, encode_row

@@ -1,7 +1,7 @@
 """Producers: events into a topic, from a buffer to their offsets.
 
-``producer`` collects events, ``flush`` is what travels together, ``uploader`` uploads segments
-side by side and in order, ``append`` commits a segment to the partitions by ``append_plan``,
-which also has segments that other processes staged. ``idempotent_append`` stores a repeated request
-once.
+``producer`` collects events, ``flush`` is what travels together, ``flush_queue`` uploads segments
+side by side and in order, ``append`` commits a segment to the partitions by ``append_plan``.
+``staged`` has segments that other processes put into the store, and ``copier`` appends them, except
+erased events. ``idempotent_append`` stores a repeated request once.
 """

@@ -48,7 +48,7 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Check, Delete, Put, Row
 from tidelog.catalog.update import RACE, Decision, Rows, attempts, rounds, update
-from tidelog.codec.segment import Piece, Segment
+from tidelog.codec.segment import Segment
 from tidelog.context import Context
 from tidelog.errors import (
     AlreadyExistsError,
@@ -73,13 +73,14 @@ from tidelog.log.producer.append_plan import (
     recent_batches,
     recovery_of,
     sent_batch,
-    staged_origin,
 )
+from tidelog.log.producer.staged import staged_origin
 from tidelog.log.topics import find_topic, head_of, open_head, read_head
 from tidelog.model import layout, limits
 from tidelog.model.topic import (
     AppenderView,
     Head,
+    Piece,
     ProducerState,
     Run,
     Topic,

@@ -1,95 +1,50 @@
-"""Plans one commit of a segment to a partition, and staged segments, which are committed later.
+"""Plans one commit of a segment to a partition.
 
-**The plan.** This is step 4 of an append (``append``) as plain values: nothing here reads or
+This is step 4 of an append (``append``) as plain values: nothing here reads or
 writes.
 
 A producer's row records which sequences got which offsets. A sequence alone does not prove that a
 retry sends the same event: a process with the same name may send other input. So the row of a named
 producer also keeps a mark of its last sequence, and a retry of that sequence with another mark is
 refused.
-
-**Staged segments.** Any process puts them into the store, and a driver appends each to a topic,
-once.
-
-Nothing of a staged segment belongs to a topic until a driver copies it to the topic's current
-generation and commits its pieces. The sequences of a piece follow from what was staged. If the
-producer's row of a partition shows them, the piece is already in the topic. So the same segments
-can be appended again after a crash at any point, or by two drivers at once, without any fencing.
-
-A segment of a plain append carries what its appender knew about the partitions (``AppenderView``).
-A staged segment is written by a process without a catalog, which does not know the offsets. So the
-driver puts a **witness** object after it commits a staged segment, and before it acknowledges it.
-The witness lists the partitions that have committed the segment or a copy of it.
-
-The witness is in the store, so restoring an old catalog does not undo it. Suppose a partition
-neither names nor lists a stray that a witness says it has committed. That proves that the catalog
-was restored to an earlier state, even if this is the only lost commit. The first commit of a copy
-creates the producer row that a recovery would use (``append``). If that row exists, the catalog
-knows the commit, however late the witness is read.
-
-A witness counts only for a stray. A sweep deletes it when no copy of its segment is left.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from tidelog.catalog.base import ABSENT, Change, Put
-from tidelog.codec.event_batch import batch_bytes
 from tidelog.codec.segment import Segment
-from tidelog.context import Context
-from tidelog.errors import NotFoundError
-from tidelog.log.maintenance.unused_objects import origin_of, read_unused
 from tidelog.model import layout, limits
-from tidelog.model.decoding import Persisted, open_json, seal_json
-from tidelog.model.limits import SEGMENT_EVENTS_MAX
 from tidelog.model.topic import (
     Head,
     Piece,
     ProducerState,
     Run,
     SentBatch,
-    Topic,
-    decode_row,
     encode_row,
     recovery_producer,
     slots_of,
 )
-from tidelog.store.base import ObjectInfo, Store, put_fresh
-from tidelog.store.wrappers import reread
 
 __all__ = [
     "ALL_SEQUENCES",
     "AppendPlan",
-    "Collector",
     "Committer",
     "ExpectedRows",
-    "Located",
     "PartitionWrite",
-    "StagedSegment",
     "StoredSegment",
-    "Witness",
     "claim_copy",
     "event_mark",
-    "is_claimed",
-    "is_witness_obsolete",
-    "list_witnesses",
-    "lost_partition",
     "plan_append",
-    "put_witness",
     "recent_batches",
     "recovery_of",
     "sent_batch",
-    "staged_origin",
 ]
 
 ALL_SEQUENCES = limits.SEGMENT_EVENTS_MAX  # above the index of every event in a segment
@@ -267,134 +222,3 @@ def _small(batch: SentBatch) -> list[SentBatch]:
 
 def _row_bytes(batches: list[SentBatch]) -> int:
     return len(msgspec.msgpack.encode(batches))
-
-
-# Larger than a producer's, since nothing waits for it, and fewer segments mean fewer commits.
-_SEGMENT_BYTES = 32 << 20
-
-Located = tuple[pa.Table, npt.NDArray[np.int32] | None]  # events, and their partitions if given
-
-
-class StagedSegment(Persisted, frozen=True):
-    """A staged segment and its pieces."""
-
-    key: str
-    pieces: tuple[Piece, ...]
-    # For each partition, the events of its piece that were left out later. They keep their
-    # sequences.
-    left_out: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
-    ledger: str = ""  # starts with the mark of the ledger that its writer applied
-
-    def sequences(self, piece: Piece, first: int) -> Sequence[int]:
-        """Returns the sequences of a piece's events; the piece began at ``first`` when staged."""
-        out = frozenset(self.left_out.get(piece.partition, ()))
-        numbers = range(first, first + piece.count + len(out))
-        return [each for each in numbers if each - first not in out] if out else numbers
-
-
-def staged_origin(key: str) -> str:
-    """Returns the id that all copies of a staged segment have, in every process."""
-    return hashlib.sha256(key.encode()).hexdigest()[:32]
-
-
-class Collector:
-    """Joins tables until they are large enough for a segment."""
-
-    def __init__(self, segment_bytes: int = _SEGMENT_BYTES) -> None:
-        self._segment_bytes = segment_bytes
-        self._waiting: list[Located] = []
-        self._bytes = self._events = 0
-
-    def add(self, table: pa.Table, partitions: npt.NDArray[np.int32] | None) -> Iterator[Located]:
-        """Adds events, all with partitions or all without; yields what is enough for a segment."""
-        for first in range(0, table.num_rows, SEGMENT_EVENTS_MAX):
-            part = table.slice(first, SEGMENT_EVENTS_MAX)
-            if self._events + part.num_rows > SEGMENT_EVENTS_MAX:
-                yield from self.rest()
-            given = None if partitions is None else partitions[first : first + SEGMENT_EVENTS_MAX]
-            self._waiting.append((part, given))
-            self._bytes += batch_bytes(part)
-            self._events += part.num_rows
-            if self._bytes >= self._segment_bytes:
-                yield from self.rest()
-
-    def rest(self) -> Iterator[Located]:
-        """Yields the rest as one table."""
-        if self._waiting:
-            table = pa.concat_tables([table for table, _ in self._waiting]).combine_chunks()
-            given = [partitions for _, partitions in self._waiting if partitions is not None]
-            self._waiting, self._bytes, self._events = [], 0, 0
-            yield table, np.concatenate(given) if given else None
-
-
-class Witness(Persisted, frozen=True):
-    """The content of a witness object."""
-
-    partitions: tuple[int, ...]  # have committed a copy of the segment
-    format: int = layout.FORMAT
-
-
-def put_witness(context: Context, topic: Topic, origin: str, partitions: Sequence[int]) -> None:
-    """Records that partitions have committed a segment. Raises ``UnavailableError`` on failure."""
-    key = layout.witness(topic.incarnation, origin, context.ids.new())
-    put_fresh(context.store, key, seal_json(Witness(tuple(partitions))))
-
-
-def is_claimed(context: Context, topic: Topic, origin: str, partition: int) -> bool:
-    """Returns whether a partition has the row that the commit of a copy creates."""
-    where = layout.topic_partition(topic.incarnation, partition)
-    row = layout.producer_row(recovery_producer(origin, partition))
-    return context.catalog.get(where, row) is not None
-
-
-def lost_partition(context: Context, topic: Topic, stray: ObjectInfo) -> int | None:
-    """Returns a partition that committed a stray and lost the commit; None if there is none.
-
-    Raises ``CorruptError`` for a witness that does not decode.
-    """
-    if "_" not in stray.key.rpartition("/")[2]:
-        return None  # not a copy
-    origin, _ = origin_of(stray.key)
-    for partition in _partitions(context, topic, origin):
-        if not 0 <= partition < topic.partitions or is_claimed(context, topic, origin, partition):
-            continue
-        if not _is_mentioned(context, topic, origin, partition):  # a sweep deletes the row
-            return partition
-    return None
-
-
-def list_witnesses(context: Context, topic: Topic) -> list[ObjectInfo]:
-    """Returns all witnesses of a topic. List them before its segments (``is_witness_obsolete``)."""
-    return list(context.store.list(layout.witnesses(topic.incarnation)))
-
-
-def is_witness_obsolete(info: ObjectInfo, origins: Collection[str]) -> bool:
-    """Returns whether no copy of its segment is left; False for a name that is not ours."""
-    try:
-        return layout.witness_origin(info.key) not in origins
-    except ValueError:
-        return False
-
-
-def _partitions(context: Context, topic: Topic, origin: str) -> Iterator[int]:
-    for info in context.store.list(layout.witness(topic.incarnation, origin, "")):
-        with contextlib.suppress(NotFoundError):  # a sweep may have deleted it in the meantime
-            yield from _read_witness(context.store, info.key).partitions
-
-
-def _read_witness(store: Store, key: str) -> Witness:
-    return reread(store, key, lambda _: open_json(store.get(key), Witness, f"witness `{key}`"))
-
-
-def _is_mentioned(context: Context, topic: Topic, origin: str, partition: int) -> bool:
-    """Returns whether rows of a partition name or list a copy of a segment."""
-    keys: Iterable[str] = (
-        key for row in read_unused(context, topic, partition) for key in row.objects
-    )
-    if any(origin_of(key)[0] == origin for key in keys):
-        return True
-    where = layout.topic_partition(topic.incarnation, partition)
-    for row in context.catalog.scan(where, "run/", "run0"):
-        if origin_of(decode_row(row.value, Run, f"row `{row.row}`").object)[0] == origin:
-            return True
-    return False

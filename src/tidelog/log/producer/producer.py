@@ -1,8 +1,8 @@
 """Producers: collect events into flushes.
 
 ``send`` puts an event into the open flush. When the flush is large or old enough, the producer
-closes it and hands it to the uploader. ``append`` makes flushes of many events at once. The bytes
-in the buffer and on their way are limited; a full buffer blocks.
+closes it and hands it to the queue (``flush_queue``). ``append`` makes flushes of many events at
+once. The bytes in the buffer and on their way are limited; a full buffer blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidelog.errors import AlreadyExistsError, InvalidError, TidelogError, Unkno
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.append_plan import event_mark
 from tidelog.log.producer.flush import EventFields, Flush, FlushPart, SendFuture
-from tidelog.log.producer.uploader import UPLOADS, Uploader
+from tidelog.log.producer.flush_queue import UPLOADS, FlushQueue
 from tidelog.model import limits
 from tidelog.model.event import (
     Event,
@@ -64,12 +64,12 @@ class Producer:
         self._offsets: dict[int, dict[int, int]] = {}  # of what was sent before; read on demand
         self._sequence = -1  # the highest sequence used
         self._sent: dict[int, int] = {}  # the highest for each partition, in this process
-        self._uploader = Uploader(context, topic, self._appender, self._named)
+        self._queue = FlushQueue(context, topic, self._appender, self._named)
         self._now_ms = context.clock.now_ms
         self._event_bytes_max = context.log_settings.event_bytes_max
         self._open = Flush(topic.name)
-        # Has the uploader's lock: signal handlers may raise inside Python's own events.
-        self._lingering = threading.Condition(self._uploader.lock)
+        # Has the queue's lock: signal handlers may raise inside Python's own events.
+        self._lingering = threading.Condition(self._queue.lock)
         if self._named:
             self._before = self._appender.open_named()
             self._sequence = max(state.last for state in self._before.values())
@@ -111,8 +111,8 @@ class Producer:
         >>> producer.room > 0
         True
         """
-        with self._uploader.lock:  # else a flush that starts would count twice
-            used = self._uploader.held_bytes + self._open.size
+        with self._queue.lock:  # else a flush that starts would count twice
+            used = self._queue.held_bytes + self._open.size
         return self._context.log_settings.buffer_bytes - used
 
     def is_stored(self, sequence: int, key: bytes | None = None) -> bool:
@@ -169,7 +169,7 @@ class Producer:
             and sequence is None
             and mark is None
         ):
-            with self._uploader.lock:
+            with self._queue.lock:
                 flush = self._open
                 own = len(value)
                 size = flush.size + own + _OVERHEAD_BYTES
@@ -191,7 +191,7 @@ class Producer:
         time_ms = self._now_ms() if timestamp is None else check_timestamp(timestamp)
         if mark is not None:
             self._check_given(mark)
-        with self._uploader.lock:
+        with self._queue.lock:
             if sequence is not None:
                 partition, number = self._partition_and_sequence(key, sequence)
                 known = self._repeated(partition, number)
@@ -240,7 +240,7 @@ class Producer:
         >>> [each.offset for each in producer.append([tidelog.Event(b"a")])]
         [3]
         """
-        self._uploader.guard.check()
+        self._queue.guard.check()
         if self._named:
             raise InvalidError("append: a named producer counts its events: use send")
         return self._append(self.checked(events), partition, expected_offset)
@@ -264,7 +264,7 @@ class Producer:
         >>> len(producer.append_own([tidelog.Event(b"a")]))
         1
         """
-        self._uploader.guard.check()
+        self._queue.guard.check()
         table = self._table_of(events)
         check_events(table, limits.EVENT_BYTES_CEILING, own=True)
         return self._append(table, None, None)
@@ -280,7 +280,7 @@ class Producer:
         >>> producer.append_at(events, partition=0, find_end=lambda: 3)[0].offset
         3
         """
-        self._uploader.guard.check()
+        self._queue.guard.check()
         return self._append(events, partition, None, find_end)
 
     def _append(
@@ -322,9 +322,9 @@ class Producer:
         >>> _ = producer.send(b"one more")
         >>> producer.flush()
         """
-        with self._uploader.lock:
+        with self._queue.lock:
             self._seal()
-            waiting = list(self._uploader.under_way.values())
+            waiting = list(self._queue.under_way.values())
         now_s = self._context.clock.monotonic_s
         end_s = None if timeout_s is None else now_s() + timeout_s
         for flush in waiting:
@@ -333,23 +333,23 @@ class Producer:
                     f"flush of `{self._topic.name}`: not durable after {timeout_s} s, and still "
                     "under way: wait longer"
                 )
-        self._uploader.raise_unreported()
+        self._queue.raise_unreported()
 
     def close(self) -> None:
         """Flushes and ends the threads; raises what :meth:`flush` would.
 
         >>> home.producer("orders").close()
         """
-        with self._uploader.lock:
-            if self._uploader.closed:
+        with self._queue.lock:
+            if self._queue.closed:
                 return
             self._seal()
-            self._uploader.closed = True
+            self._queue.closed = True
             self._lingering.notify()
-        self._uploader.close()
+        self._queue.close()
         if not self._named:
             self._appender.close()
-        self._uploader.raise_unreported()
+        self._queue.raise_unreported()
 
     def __enter__(self) -> Producer:
         return self
@@ -360,7 +360,7 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._uploader.guard.is_foreign:  # a forked child leaves it to the parent
+        if not self._queue.guard.is_foreign:  # a forked child leaves it to the parent
             self.close()
 
     # The buffer.
@@ -442,7 +442,7 @@ class Producer:
             self._lingering.notify()  # the timer looks when the lock is free
             flush.lingers = True
         if not self._named:
-            room = self._context.log_settings.buffer_bytes - self._uploader.held_bytes
+            room = self._context.log_settings.buffer_bytes - self._queue.held_bytes
             flush.limit = min(self._context.log_settings.segment_bytes, _PLAIN_BYTES_MAX, room)
         return SendFuture(flush, index)
 
@@ -456,14 +456,14 @@ class Producer:
 
     def _make_room(self, size: int) -> None:
         """Waits until the buffer has room for this much more. The lock must be held."""
-        self._uploader.wait_for_room(0)
+        self._queue.wait_for_room(0)
         while (
-            self._uploader.held_bytes + self._open.size + size
+            self._queue.held_bytes + self._open.size + size
             > self._context.log_settings.buffer_bytes
         ):
             self._seal()
-            self._uploader.wait_for_room(size)
-            if self._uploader.held_bytes + self._open.size == 0:
+            self._queue.wait_for_room(size)
+            if self._queue.held_bytes + self._open.size == 0:
                 return  # a single event may be larger than the buffer
 
     def _seal(self) -> None:
@@ -472,7 +472,7 @@ class Producer:
             return
         flush, following = self._open, Flush(self._topic.name)
         try:
-            self._uploader.start(flush)
+            self._queue.start(flush)
         finally:
             if flush.number >= 0:  # started, even if a signal handler has raised
                 self._open = following
@@ -480,21 +480,21 @@ class Producer:
     def _seal_by_time(self) -> None:
         """Starts a flush that has lingered, unless all uploads are busy. For the timer thread."""
         while True:
-            with self._uploader.lock:
-                self._lingering.wait_for(lambda: self._open.lingers or self._uploader.closed)
+            with self._queue.lock:
+                self._lingering.wait_for(lambda: self._open.lingers or self._queue.closed)
                 flush = self._open
-            if self._uploader.closed:
+            if self._queue.closed:
                 return
             self._context.clock.sleep(self._context.log_settings.linger_ms / 1000)
-            with self._uploader.lock:
-                self._uploader.state.wait_for(
+            with self._queue.lock:
+                self._queue.state.wait_for(
                     lambda flush=flush: (  # type: ignore[misc]
-                        self._uploader.closed
+                        self._queue.closed
                         or self._open is not flush
-                        or len(self._uploader.under_way) < UPLOADS
+                        or len(self._queue.under_way) < UPLOADS
                     )
                 )
-                if self._open is flush and not self._uploader.closed:
+                if self._open is flush and not self._queue.closed:
                     self._seal()
 
     # Tables.
@@ -525,18 +525,18 @@ class Producer:
     def _flush_of(self, table: pa.Table, partition: int | None) -> Flush:
         if partition is None:
             keys = table.column("key")
-            keyless = self._uploader.keyless.next(keys.null_count) if keys.null_count else 0
+            keyless = self._queue.keyless.next(keys.null_count) if keys.null_count else 0
             partitions = partitions_for(keys, self._topic.partitions, keyless)
         else:
             partitions = np.full(table.num_rows, partition, np.int32)
         return Flush.of_table(self._topic.name, table, partitions, batch_bytes(table))
 
     def _submit(self, flush: Flush) -> None:
-        with self._uploader.lock:
+        with self._queue.lock:
             self._seal()  # earlier events go first
             self._make_room(flush.size)
             self._seal()  # events that arrived in the meantime need the room that this one takes
-            self._uploader.start(flush)
+            self._queue.start(flush)
 
     def _wait_for(self, flushes: list[Flush]) -> Positions:
         error: BaseException | None = None

@@ -14,7 +14,7 @@ from typing import Any
 
 from tidelog.api.archives import ArchiveHandle
 from tidelog.codec.parsers import open_parser
-from tidelog.codec.parsers.base import layout_settings
+from tidelog.codec.parsers.base import folder_settings
 from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.model import defaults
@@ -371,7 +371,7 @@ def _check_parser(parser: str, command: str) -> None:
             f"`tidelog archive {command}` for one of your own"
         )
     if parser:
-        open_parser(parser, layout_settings(parser, {}))  # raises where a job would fail later
+        open_parser(parser, folder_settings(parser, {}))  # raises where a job would fail later
 
 
 def _check_transform(info: Archive, command: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidelog import Erasure, ErasureWatch, Event
-from tidelog.api.maintenance import EraseOptions, ProveOptions
+from tidelog.api.erasure import EraseOptions, ProveOptions
 from tidelog.codec.event_json import id_line, ids_of_lines, text_of_line
 from tidelog.coordination.audit import WHY_MAX, newest_records
 from tidelog.erasure.delete import DeleteResult
@@ -148,49 +148,19 @@ class JournalPages:
 
     def _erase(self, topic: Topic, asked: ErasureForm, who: str | None, job: Job) -> str:
         """Deletes, removes the bytes from topic and archives, and searches for what is left."""
-        home = self._home
         job.tell("step 1 of 3: deleting", 0)
-        how = EraseOptions(who=who, incarnation=topic.incarnation)
-        if asked.key:
-            deleted = home.erase(
-                topic.name, key=asked.key.encode(), why=asked.why, prove=False, **how
-            )
-        else:
-            deleted = home.erase(topic.name, ids=asked.ids, why=asked.why, prove=False, **how)
-        events = deleted.events + deleted.archived
-        job.figures = {"deleted": str(events)}
-        return f"{events:,} events deleted, " + self._prove(topic, asked, who, job, deleted)
+        watch = _JobWatch(job, self._bytes_of(topic))
+        how = EraseOptions(who=who, incarnation=topic.incarnation, wait=_WAIT, watch=watch)
+        key = asked.key.encode() if asked.key else None
+        proof = self._home.erase(topic.name, asked.ids, key=key, why=asked.why, **how)
+        events = int(job.figures["deleted"])
+        return f"{events:,} events deleted, " + _report(job, asked, proof, watch.found)
 
-    def _prove(
-        self,
-        topic: Topic,
-        asked: ErasureForm,
-        who: str | None,
-        job: Job,
-        deleted: DeleteResult | None = None,
-    ) -> str:
+    def _prove(self, topic: Topic, asked: ErasureForm, who: str | None, job: Job) -> str:
         keys = [asked.key.encode()] if asked.key else []
         how = ProveOptions(who=who, wait=_WAIT, watch=_JobWatch(job, self._bytes_of(topic)))
-        proof = self._home.purge_and_prove(
-            topic.name, ids=asked.ids, keys=keys, why=asked.why, deleted=deleted, **how
-        )
-        missing = len(deleted.missing) if deleted else 0
-        job.result = ErasureResult(asked, proof, missing, again=deleted is None)
-        job.figures |= {
-            "verdict": proof.verdict,
-            "objects": str(proof.objects),
-            "bytes": str(proof.bytes),
-            "traces": str(len(proof.traces)),
-            "missing": str(missing),
-            "sha256": proof.sha256,
-            "searched_ms": str(proof.searched_ms),
-        }
-        traces = len(proof.traces)
-        some = "1 trace is left" if traces == 1 else f"{traces:,} traces are left"
-        left = some if traces else "nothing is left"
-        if not proof.known:
-            left += "; but not all of it was ever deleted here"
-        return f"{proof.objects:,} objects searched: {left}"
+        proof = self._home.purge_and_prove(topic.name, asked.ids, keys=keys, why=asked.why, **how)
+        return _report(job, asked, proof)
 
     def _purge_only(self, args: Mapping[str, str], who: str) -> Work:
         """Returns the work that a server can resume, without ids and keys: none are stored."""
@@ -246,6 +216,11 @@ class _JobWatch(ErasureWatch):
         self._total = total  # bytes of the topic
         self._read = 0
         self._counts = [int(job.figures.get(name, "0")) for name in _REWRITTEN]
+        self.found: DeleteResult | None = None
+
+    def deleted(self, result: DeleteResult) -> None:
+        self.found = result
+        self._job.figures = {"deleted": str(result.events + result.archived)}
 
     def purging(self) -> None:
         self._read = 0
@@ -287,6 +262,27 @@ def _asked(visit: Visit) -> ErasureForm:
     for each in ids:
         check_id(each)
     return asked
+
+
+def _report(job: Job, asked: ErasureForm, proof: Proof, deleted: DeleteResult | None = None) -> str:
+    """Gives a job the result of an erasure, and returns it in words."""
+    missing = len(deleted.missing) if deleted else 0
+    job.result = ErasureResult(asked, proof, missing, again=deleted is None)
+    job.figures |= {
+        "verdict": proof.verdict,
+        "objects": str(proof.objects),
+        "bytes": str(proof.bytes),
+        "traces": str(len(proof.traces)),
+        "missing": str(missing),
+        "sha256": proof.sha256,
+        "searched_ms": str(proof.searched_ms),
+    }
+    traces = len(proof.traces)
+    some = "1 trace is left" if traces == 1 else f"{traces:,} traces are left"
+    left = some if traces else "nothing is left"
+    if not proof.known:
+        left += "; but not all of it was ever deleted here"
+    return f"{proof.objects:,} objects searched: {left}"
 
 
 def _again(asked: ErasureForm) -> dict[str, str]:

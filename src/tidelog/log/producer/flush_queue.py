@@ -2,7 +2,7 @@
 
 A pool of threads encodes and uploads flushes. Each flush commits after the ones that started before
 it. The bytes on their way are limited. A flush that fails also fails those behind it, so that
-events stay in order within a partition. For a named producer the uploader then stays failed, since
+events stay in order within a partition. For a named producer the queue then stays failed, since
 later sequences must not overtake lost ones.
 """
 
@@ -13,7 +13,7 @@ import threading
 from concurrent.futures import wait
 
 from tidelog.codec.partitioner import KeylessTurns
-from tidelog.codec.segment import Piece, encode_segment
+from tidelog.codec.segment import encode_segment
 from tidelog.concurrency import Pool, ProcessGuard, RefusingLock
 from tidelog.context import Context
 from tidelog.errors import (
@@ -23,18 +23,19 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.producer.append import Appender, StoredSegment
+from tidelog.log.producer.append import Appender
+from tidelog.log.producer.append_plan import StoredSegment
 from tidelog.log.producer.flush import Flush, FlushFailures, FlushPart
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Piece, Topic
 
-__all__ = ["UPLOADS", "Uploader"]
+__all__ = ["UPLOADS", "FlushQueue"]
 
 UPLOADS = 4  # flushes on their way at a time
 _FULL_TIMEOUT_S = 60.0  # how long a full buffer may block
 
 
-class Uploader:
-    """Uploads one producer's flushes. Its lock also guards the producer's buffer."""
+class FlushQueue:
+    """The flushes of one producer on their way. Its lock also guards the producer's buffer."""
 
     def __init__(self, context: Context, topic: Topic, appender: Appender, named: bool) -> None:
         self._context = context
