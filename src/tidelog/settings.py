@@ -10,9 +10,10 @@ open a home. It never contains a secret: addresses with one are refused.
 
 from __future__ import annotations
 
+import inspect
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -180,15 +181,21 @@ def load_settings(home: str | None, environ: Mapping[str, str], folder: Path) ->
 
 
 def check_options(
-    what: str, given: Mapping[str, Any], known: type, named: Iterable[str] = (), others: str = ""
+    what: str,
+    given: Mapping[str, Any],
+    known: type,
+    method: Callable[..., object] | None = None,
+    others: str = "",
 ) -> None:
     """Raises ``InvalidError`` for an option that a ``TypedDict`` does not have.
 
-    Python itself does not check keyword arguments that such a type describes. ``named`` are those
-    that the caller has by name, and ``others`` says more about arguments.
+    Python itself does not check keyword arguments that such a type describes. ``method`` is the
+    one that got them: the error names its own arguments too. ``others`` says more about these.
     """
     for name in given:
         if name not in known.__annotations__:
+            own = inspect.signature(method).parameters.values() if method else ()
+            named = [each.name for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY]
             every = sorted([*known.__annotations__, *named])
             options = ", ".join([*filter(None, [others]), *every])
             raise InvalidError(

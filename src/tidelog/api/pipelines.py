@@ -207,12 +207,7 @@ class Pumps:
         >>> home.pumps.create("copy", source="topic:orders", topic="copies").run().events
         3
         """
-        check_options(
-            "create of a pump",
-            fields,
-            PumpFields,
-            ("source", "topic", "transform", "partition", "who"),
-        )
+        check_options("create of a pump", fields, PumpFields, self.create)
         paths = FieldPaths(
             fields.get("key_field", ""),
             fields.get("id_field", ""),
@@ -313,7 +308,7 @@ class PumpHandle:
             raise InvalidError(f"pipeline `{self.name}`: is a restore: restore the archive again")
         if self.is_stream:
             raise InvalidError(f"pipeline `{self.name}`: is a stream: give home.stream its handler")
-        check_options(f"run of pump `{self.name}`", options, PumpRunOptions, ("follow", "spark"))
+        check_options(f"run of pump `{self.name}`", options, PumpRunOptions, self.run)
         opened, self._opened = self._opened, None
         if opened is None:
             opened = open_pump(self._context, pump_options(self.info), LocalWorkers())
@@ -461,7 +456,7 @@ class Stream:
         >>> home.stream("topic:orders").run(len, name="count", batch=True, until_caught_up=True)
         3
         """
-        check_options(f"run of stream `{name}`", options, StreamOptions, ("name",))
+        check_options(f"run of stream `{name}`", options, StreamOptions, self.run)
         letters = options.get("dead_letter")
         settings = {key: options[key] for key in HandlerSettings.__annotations__ if key in options}  # type: ignore[literal-required]
         to = None
