@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from tests.support.archive_look import a_home, an_archive
 from tidelog import Event, Home
-from tidelog.api.spark_workers import LateWorkers, missing_for_spark, open_workers
+from tidelog.api.spark_workers import LateWorkers, missing_for_spark, open_session, open_workers
 from tidelog.cli.main import cli
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.spark.failures import start_error
@@ -95,6 +95,11 @@ def test_workers_that_are_opened_late_are_opened_once() -> None:
         thread.join()
     assert (late.parallelism, late.waves) == (7, 3)
     assert len(opened) == 2
+
+
+def test_unknown_master_is_refused_before_java_starts() -> None:
+    with pytest.raises(InvalidError, match=r"master `locl`: is unknown: give local\[\*\]"):
+        open_session("locl", "daily")
 
 
 def test_session_that_cannot_start_is_reported_by_its_cause() -> None:

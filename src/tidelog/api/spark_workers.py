@@ -57,6 +57,7 @@ __all__ = [
 
 
 _THREADS = 2  # of tasks in this process
+_MASTERS = ("local", "spark:", "yarn", "k8s:", "sc:")
 _OWN_SPARK = ("SPARK_HOME", "SPARK_CONF_DIR")  # a Spark that may find its Java by its own settings
 
 
@@ -87,6 +88,11 @@ def open_session(master: str, name: str, conf: Mapping[str, str] | None = None) 
     missing = missing_for_spark(os.environ, master)  # noqa: TID251 - Spark reads it there
     if missing:
         raise InvalidError(f"Spark: {missing}; or work without Spark")
+    if not master.startswith(_MASTERS):  # Java would print a page about it first
+        raise InvalidError(
+            f"Spark master `{master}`: is unknown: give local[*], spark://host:7077, yarn, "
+            "k8s://… or sc://host:15002"
+        )
     from tidelog.spark.failures import start_error
     from tidelog.spark.session import open_spark
 

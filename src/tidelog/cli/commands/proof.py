@@ -119,7 +119,10 @@ def check(home_text: str | None, output: Output, /, file: str, **given: Any) -> 
     found = Proof.load(file)
     key = None if given["key"] is None else given["key"].encode()
     if not found.is_about(id=given["event_id"], key=key):
-        raise FailedError(f"proof `{file}`: is about other ids or keys: give the file of this one")
+        raise FailedError(
+            f"proof `{file}`: does not cover this id or key: check what you typed, or give the "
+            "file of another proof"
+        )
     if given["recorded"]:
         with open_home(home_text) as home:
             if not _is_recorded(home, found):
