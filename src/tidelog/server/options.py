@@ -39,7 +39,8 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         if not self.host or not 0 <= self.port < 65_536:
-            raise InvalidError(f"serve: address `{self.host}:{self.port}`: give a host and a port")
+            address = f"{self.host}:{self.port}"
+            raise InvalidError(f"serve: address `{address}`: give a host and a port of 0 to 65535")
         if not 0 <= (self.rate or 0.0) < float("inf") or self.body_bytes_max < 1:
             raise InvalidError(
                 f"serve: rate {self.rate or 0.0:g} and body-max {self.body_bytes_max}: give 0 or "

@@ -507,7 +507,8 @@ def _table(given: dict[str, Any]) -> str | None:
     kind, catalog, table = given["kind"], given["catalog"], given["table"]
     if bool(catalog) != (kind == "iceberg") or bool(table) != (kind in ("iceberg", "glue")):
         raise InvalidError(
-            "register: give --catalog and --table with --as iceberg, --table with --as glue"
+            "register: --as delta goes without --catalog and --table, --as iceberg needs both, "
+            "and --as glue needs --table"
         )
     if given["forget"] and given["keep"] is not None:
         raise InvalidError("register: --forget and --keep: give one of them")
