@@ -29,10 +29,10 @@ from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.gaps import LostError
-from tidelog.pipeline.partition_state import ClaimedError
 from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.ranges import FilePolicy, WaitingEvents
 from tidelog.pipeline.share import request_flush
+from tidelog.pipeline.source_state import ClaimedError
 from tidelog.pipeline.tasks import LocalWorkers, Task, TaskOutcome
 from tidelog.store.memory import MemoryStore
 

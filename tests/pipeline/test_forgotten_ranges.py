@@ -29,8 +29,8 @@ from tidelog.model.pipeline import Begin, Progress
 from tidelog.model.topic import decode_row
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.forgotten_ranges import read_aside
-from tidelog.pipeline.partition_state import PartitionState
 from tidelog.pipeline.pipeline import CycleReport
+from tidelog.pipeline.source_state import SourceState
 from tidelog.pipeline.tasks import LocalWorkers, Workers
 from tidelog.store.base import Store
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
@@ -105,7 +105,7 @@ def an_undecided_range(home: Home, name: str) -> Archive:
     archive = an_archive(home, name, parser=AT_OR_WHEN)
     real = Cycle._write
 
-    def dies(self: Cycle, state: PartitionState, *changes: Change) -> str:
+    def dies(self: Cycle, state: SourceState, *changes: Change) -> str:
         if state.intent is not None:
             raise Crash
         return real(self, state, *changes)
