@@ -21,7 +21,8 @@ from tidelog import Event, Home
 from tidelog.archive.archive import find_archive
 from tidelog.archive.dead_letters import ReplayOptions, ReplayResult, replay
 from tidelog.archive.finalize import FinalizeOptions, finalize
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.catalog.base import Change, Put, Row
 from tidelog.coordination.pipeline_rows import read_progress, replay_pipeline
 from tidelog.erasure.rewrite import erase_from_archive

@@ -18,7 +18,8 @@ from tidelog import Event, Home
 from tidelog.archive.archive import open_pipeline, sink_settings
 from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.read import ReadRequest, archived_rows
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.catalog.base import Change, Put
 from tidelog.connectors.archive.sink import ArchiveSink
 from tidelog.connectors.source import SourcePartition

@@ -41,12 +41,12 @@ from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_partitions, replay_pipeline
 from tidelog.erasure.rewrite import (
     ArchiveErasure,
-    Offsets,
     PartitionRewriter,
     RangeToSettle,
     is_under_way,
     settle_ranges,
 )
+from tidelog.erasure.rewrite_range import Offsets
 from tidelog.errors import NotFoundError, TidelogError, UnavailableError, contained
 from tidelog.journal.lookup import Lookup
 from tidelog.log.topics import read_head
