@@ -344,7 +344,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, ErasureCalls, Maint
         from tidelog.api.playbacks import PlayOptions, play_to, time_text
         from tidelog.playback.request import PlaybackRequest
 
-        check_options("playback", options, PlayOptions)
+        check_options("playback", options, PlayOptions, ("to", "name"))
         as_of = options.get("as_of")
         asked = PlaybackRequest(topic, to, time_text(start), time_text(end), as_of)
         return play_to(self.context, asked, name, options)

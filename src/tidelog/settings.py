@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -179,18 +179,20 @@ def load_settings(home: str | None, environ: Mapping[str, str], folder: Path) ->
     return _build(values)
 
 
-def check_options(what: str, given: Mapping[str, Any], known: type, others: str = "") -> None:
+def check_options(
+    what: str, given: Mapping[str, Any], known: type, named: Iterable[str] = (), others: str = ""
+) -> None:
     """Raises ``InvalidError`` for an option that a ``TypedDict`` does not have.
 
-    Python itself does not check keyword arguments that such a type describes. ``others`` names
-    arguments that are not in the type.
+    Python itself does not check keyword arguments that such a type describes. ``named`` are those
+    that the caller has by name, and ``others`` says more about arguments.
     """
     for name in given:
         if name not in known.__annotations__:
-            options = ", ".join([*filter(None, [others]), *sorted(known.__annotations__)])
+            every = sorted([*known.__annotations__, *named])
+            options = ", ".join([*filter(None, [others]), *every])
             raise InvalidError(
-                f"{what}: unknown option `{name}`{nearest(name, known.__annotations__)}: "
-                f"give one of {options}"
+                f"{what}: unknown option `{name}`{nearest(name, every)}: give one of {options}"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,6 +158,35 @@ def test_every_function_with_open_options_checks_them() -> None:
                 continue
             passed = f"**{node.args.kwarg.arg})" in body  # to a function or a class that checks
             assert passed or "check_options(" in body, f"{path.name}: {node.name}"
+            if "check_options(" in body and "others=" not in body:
+                check = next(line for line in body.splitlines() if "check_options(" in line)
+                missing = [a.arg for a in node.args.kwonlyargs if f"'{a.arg}'" not in check]
+                assert not missing, f"{path.name}: {node.name} does not name {missing}"
+
+
+def test_mistyped_name_of_an_argument_is_found_too(home: Home) -> None:
+    """Not only one of the options behind ``**``."""
+    archive = home.archives.create("by-time", source="topic:orders", parser="timestamp")
+    with pytest.raises(InvalidError, match=r"unknown option `date` \(did you mean `dates`\?\)"):
+        archive.redo(date="2026-11-15")  # type: ignore[call-arg]
+
+
+def test_wrong_types_get_one_clear_sentence(home: Home) -> None:
+    with home.consumer("orders", name="billing") as consumer:
+        consumer.poll()
+    billing = home.consumers("orders").get("billing")
+    calls: dict[str, Callable[[], object]] = {
+        "topic name: is int: give text": lambda: home.create_topic(5),  # type: ignore[arg-type]
+        "sql: query is int: give text": lambda: home.sql(5),  # type: ignore[arg-type]
+        "append: got bytes: give a list": lambda: home.append("orders", b"x"),  # type: ignore[arg-type]
+        "append: got str: give a list": lambda: home.append("orders", "x"),  # type: ignore[arg-type]
+        "has no partition 9: give 0 to 1": lambda: list(home.read("orders", 9)),
+        "seek: to is dict: give earliest": lambda: billing.seek({}),  # type: ignore[arg-type]
+        "or earliest, latest or an offset": lambda: billing.seek("nowhere"),
+    }
+    for says, call in calls.items():
+        with pytest.raises(InvalidError, match=re.escape(says)):
+            call()
 
 
 @pytest.mark.parametrize("time_ms", [-(2**62), -1, 2**62])

@@ -30,7 +30,7 @@ from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.coordination.audit import Why, read_audit
 from tidelog.coordination.pipeline_rows import read_partitions
-from tidelog.erasure import archive_only, event_search
+from tidelog.erasure import archive_only, unfinished_ranges
 from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events
 from tidelog.erasure.event_search import FoundEvent
@@ -348,8 +348,8 @@ def test_delete_beside_a_backfill_from_a_copied_folder_finds_what_that_brings(
     monkeypatch.setattr(archive_only, "settled_offsets", build_after_the_search)
     if is_slow:
         under_way = {(archive.pipeline(building), "t/0", "0", 1)}
-        monkeypatch.setattr(event_search, "ranges_under_way", lambda *_: set(under_way))
-        monkeypatch.setattr(event_search, "_WAIT_S", 0.1)
+        monkeypatch.setattr(unfinished_ranges, "ranges_under_way", lambda *_: set(under_way))
+        monkeypatch.setattr(unfinished_ranges, "_WAIT_S", 0.1)
         with pytest.raises(UnknownOutcomeError, match="is being read into generation 2"):
             home.delete_key("t", b"k")
         return
@@ -447,7 +447,7 @@ def test_erasure_at_any_step_of_a_backfill_leaves_nothing(
         return done
 
     monkeypatch.setattr(Cycle, step, beside)
-    monkeypatch.setattr(event_search, "_WAIT_S", 0)  # the range waits for this erasure
+    monkeypatch.setattr(unfinished_ranges, "_WAIT_S", 0)  # the range waits for this erasure
     archive = built(home)
     assert erased
     ArchiveEraser(home.context).turn()

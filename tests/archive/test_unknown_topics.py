@@ -96,3 +96,21 @@ def test_drop_takes_no_other_topic_for_one_that_has_the_events(home: Home, tmp_p
     append(home, "new")
     with pytest.raises(InvalidError, match=r"generation 3 holds what neither .* from 1 to 2"):
         found.drop(3)
+
+
+@pytest.mark.parametrize("source", ["topic:t", "archive:raw"])
+def test_empty_archive_is_not_filled_from_a_topic_that_had_its_name(
+    home: Home, source: str
+) -> None:
+    append(home, "old")
+    home.archives.create("old", source="topic:t").run()
+    home.delete_topic("t")
+    home.create_topic("t", 1)
+    home.append("t", [Event(b"new", id=f"new-{n}") for n in range(3)], partition=0)
+    home.archives.create("raw", source="topic:t").run()
+    empty = home.archives.create("empty", source=source)
+    with pytest.raises(InvalidError, match=r"now, those of a topic that had .*another archive"):
+        empty.backfill(source="archive:old")
+    empty.drop(2)
+    assert empty.run().events == 3
+    assert empty.verify(deep=True, source=True).problem_count == 0

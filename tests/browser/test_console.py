@@ -147,6 +147,19 @@ def test_every_page_fits_its_screen(
     assert (red < 60) == (scheme == "dark")
 
 
+@pytest.mark.parametrize("width", [780, 1024])
+def test_every_page_fits_half_a_screen(served: Served, person: Person, width: int) -> None:
+    """Where tables of many columns have no room; the header has one row for its links."""
+    person.looks(width, 900)
+    header = "return document.querySelector('header').getBoundingClientRect().height"
+    for page, path in PAGES.items():
+        person.opens(served.url + path)
+        person.finds("h1")
+        assert not person.is_too_wide, page
+        assert person.driver.execute_script(header) < 100, page
+        person.takes_a_picture(f"{page}-{width}")
+
+
 def test_an_event_is_found_by_time_on_the_timeline(served: Served, person: Person) -> None:
     person.opens(f"{served.url}/console/topics")
     person.clicks("table a", "orders")

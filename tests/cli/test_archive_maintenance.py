@@ -39,6 +39,7 @@ def made(tidelog: Run, *more: str) -> None:
     parser = ("--kind", "partition", "--parser", "json:at")
     done = tidelog("archive", "create", "daily", "--source", "topic:t", *parser, *more)
     assert done.code == 0, done.err
+    assert re.search(r"^kind +partitioned$", done.out.decode(), re.MULTILINE)
 
 
 def run(tidelog: Run) -> None:
@@ -106,6 +107,7 @@ def test_status_of_one_and_of_all(tidelog: Run) -> None:
         "daily: generation 1, 3 events read, 2 files written so far, 0 dead letters, 1 behind, "
         "watermark -" in people
     )
+    assert people.startswith("daily: ")  # before its tables, so that --all says whose they are
     assert tidelog("archive", "status").code == 2
     assert tidelog("archive", "status", "daily", "--all").code == 2
     assert tidelog("archive", "status", "daily", "--check", "--prometheus").code == 2

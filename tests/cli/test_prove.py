@@ -195,7 +195,10 @@ def test_remedy_for_a_table_that_another_program_wrote_to_ends_the_trace(
     assert tidelog("verify", "t", "--erased-key", "ann").code == 0
     rows = DeltaTable(str(folder)).to_pyarrow_table()
     assert sorted(rows.column("id").to_pylist()) == ["kept-0", "kept-1", "kept-2"]
-    assert tidelog("archive", "verify", "daily").code == 0
+    verified = tidelog("archive", "verify", "daily")
+    assert verified.code == 0
+    assert re.search(r"^erased +3$", verified.out.decode(), re.MULTILINE)
+    assert "others" not in verified.out.decode()  # generations, of which there is only one
 
 
 def test_files_that_cannot_be_searched_are_named_and_fail_the_delete(

@@ -423,7 +423,7 @@ def test_replay_that_died_is_finished_by_another_replay(
     home.delete("t", ["one"])
     purge(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
     (trace,) = (each for each in prove(home, "one") if "is under way" in each.what)
-    assert "such as `tidelog archive dead daily --replay`" in trace.do
+    assert "run `tidelog archive dead daily --replay`" in trace.do
     replay(home.context, archive, ReplayOptions(), LocalWorkers())
     purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "one") == []

@@ -19,7 +19,7 @@ from tidelog.connectors.source import Chunk, SourcePartition, SourceRange
 from tidelog.context import Context
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import read_intent
-from tidelog.erasure.rewrite import is_under_way
+from tidelog.erasure.unfinished_ranges import is_under_way
 from tidelog.errors import UnavailableError
 from tidelog.maintenance.pipeline_sweep import _read_named
 from tidelog.model import layout

@@ -455,3 +455,25 @@ def test_kafka_archive_skips_and_goes_back(home: Home, kafka_server: Kafka) -> N
     assert archive.run().events == 15
     assert gaps(archive) == [("100", "105", "seek", 5)]
     check(archive)
+
+
+def test_partition_that_was_made_again_says_what_helps(home: Home) -> None:
+    fill(home, 3)
+    read = home.archives.create("read", source="topic:from")
+    read.run()
+    begun = home.archives.create("begun", source="topic:from")
+    begun.seek(2, "0")
+    home.delete_topic("from", past_readers=True)
+    home.create_topic("from", 2)
+    fill(home, 5)
+    with pytest.raises(InvalidError, match="run this one with --accept-loss to record that it end"):
+        read.seek("latest", "0")
+    read.run(accept_loss=True)
+    with pytest.raises(InvalidError, match=r"`from/0` has ended, .*: create a new archive or pump"):
+        read.seek("latest", "0")
+    with pytest.raises(InvalidError, match="run it once with --accept-loss, then seek"):
+        begun.seek(4, "0")
+    begun.run(accept_loss=True)
+    assert begun.seek("latest", "0")[0].position == "5"
+    assert len(archived(begun)) == 5
+    check(begun)

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import random
+from pathlib import Path
 
 import pytest
 
+from tests.support.archive_look import a_home
+from tidelog import Home
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.event_batch import Contents, table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
+from tidelog.erasure.proof import Trace
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.verify import verify_topic
@@ -23,6 +27,7 @@ from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.copier import Copier, append_staged
 from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import create_topic, delete_topic, find_topic
+from tidelog.maintenance.purge import purge_once
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.times import Backoff
@@ -182,6 +187,55 @@ def test_repeat_is_checked_after_a_decided_batch_was_finished(world: World) -> N
             made(QUERY, 0, world.stage(0, "b"), Contents(9, "7", "test"))
         )
     world.check(1)
+
+
+def dies(*_: object) -> int:
+    raise Crash
+
+
+def test_decided_batch_of_a_query_that_is_gone_is_stored_by_any_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = made(QUERY, 0, world.stage(0, "a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "append_staged", dies)
+        with pytest.raises(Crash):
+            SparkSink(world.context, world.topic, "s").commit(batch)
+    assert world.stored(0) == []
+    with pytest.raises(InvalidError, match="belongs to query query-1"):
+        SparkSink(world.context, world.topic, "s").commit(made("", 0, world.stage(0, "b")))
+    world.check(1)
+
+
+def test_proof_says_that_a_decided_batch_must_be_stored_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_home(tmp_path) as home:
+        topic = home.create_topic("t", 1)
+        segment = encode_staged([(0, table_of([Event(b"v", b"ada", "e1", 1_000)], 0))])
+        place = (topic.incarnation, "s", 0, topic.generation)
+        key = layout.sink_staged(*place, home.context.ids.new())
+        home.store.put(key, segment.data)
+        batch = made(QUERY, 0, (StagedSegment(key, segment.pieces),))
+        assert "a Spark write has staged it" in trace_of(home, key).what
+        with monkeypatch.context() as patch:
+            patch.setattr(write, "append_staged", dies)
+            with pytest.raises(Crash):
+                SparkSink(home.context, topic, "s").commit(batch)
+        found = trace_of(home, key)
+        assert "batch 0 of Spark sink `s` is decided, and not yet in the topic" in found.what
+        assert "let its query run again, which stores the batch" in found.do
+        assert "options sink `s` and batch 0" in found.do
+        SparkSink(home.context, topic, "s").commit(batch)
+        home.delete_key("t", b"ada")
+        purge_once(home.context, home.topic("t"), grace_ms=0)
+        assert home.prove_erased("t", keys=[b"ada"]).is_erased
+
+
+def trace_of(home: Home, key: str) -> Trace:
+    """Returns what a proof reports about one object."""
+    (found,) = (each for each in home.prove_erased("t", keys=[b"ada"]).traces if each.object == key)
+    return found
 
 
 def test_counts_alone_are_compared_with_a_digest_of_another_version(world: World) -> None:

@@ -136,7 +136,7 @@ def stage_rows(home: Home, rows: pa.RecordBatch, **options: Any) -> list[tuple[i
     use_partition = bool(options.pop("use_partition", False))
     staging = WriteStaging(home.settings, topic, "s", use_partition)
     segments, _ = stage(staging, 7, 1, [rows])
-    assert all(layout.sink_batch(segment.key) == 7 for segment in segments)
+    assert all(layout.sink_batch(segment.key)[1] == 7 for segment in segments)
     return [(piece.partition, piece.count) for segment in segments for piece in segment.pieces]
 
 

@@ -248,7 +248,7 @@ class ErasableArchive(ArchiveView):
         >>> home.archives.get("daily").erase(ids=["order-2"], prove=False).events
         1
         """
-        check_options("archive erase", options, ProveOptions)
+        check_options("archive erase", options, ProveOptions, ("key", "why", "prove"))
         wanted = [ids] if isinstance(ids, str) else list(ids)
         if bool(wanted) == (key is not None):
             raise InvalidError("archive erase: give ids or a key")

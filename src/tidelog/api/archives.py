@@ -95,7 +95,7 @@ class Archives:
         >>> archive.run().events
         3
         """
-        check_options(f"create of archive `{name}`", options, ArchiveOptions)
+        check_options(f"create of archive `{name}`", options, ArchiveOptions, ("source", "kind"))
         wanted = archive_record(self._context, name, source, kind, options)
         who = options.get("who", "")
         record = functools.partial(record_archive_action, self._context, name, "create", who=who)
@@ -175,7 +175,12 @@ class ArchiveHandle(ErasableArchive):
         >>> home.archives.get("daily").run().events
         1
         """
-        check_options(f"run of archive `{self.name}`", options, ArchiveRunOptions)
+        check_options(
+            f"run of archive `{self.name}`",
+            options,
+            ArchiveRunOptions,
+            ("follow", "spark", "start", "dead_share"),
+        )
         metrics = RunMetrics(self._context.clock, self, options)
         watched = metrics.watch()
         check_active(self.reload())  # before Spark is started
@@ -286,7 +291,7 @@ class ArchiveHandle(ErasableArchive):
         >>> home.archives.get("daily").replay(parser="json:created_at").tried
         0
         """
-        check_options(f"replay of archive `{self.name}`", options, DeadLetterOptions)
+        check_options(f"replay of archive `{self.name}`", options, DeadLetterOptions, ("spark",))
         layout = {"granularity": options.get("granularity"), "time_zone": options.get("time_zone")}
         how = ReplayOptions(
             options.get("generation"),
@@ -321,7 +326,12 @@ class ArchiveHandle(ErasableArchive):
         >>> home.archives.get("daily").restore(to="topic:again").events
         3
         """
-        check_options(f"restore of archive `{self.name}`", options, RecordedRunOptions)
+        check_options(
+            f"restore of archive `{self.name}`",
+            options,
+            RecordedRunOptions,
+            ("generation", "partition", "spark"),
+        )
         wanted = RestoreOptions(self.reload().name, to, generation, partition)
         pipeline = open_restore(self._context, wanted, LocalWorkers(), options.get("rate"))
         self._record("restore", f"to {shown_address(to)}", options.get("who", ""))
@@ -352,7 +362,12 @@ class ArchiveHandle(ErasableArchive):
         >>> done.generation, done.events
         (2, 3)
         """
-        check_options(f"backfill of archive `{self.name}`", options, BackfillOptions)
+        check_options(
+            f"backfill of archive `{self.name}`",
+            options,
+            BackfillOptions,
+            ("source", "start", "spark", "dead_share"),
+        )
         made = archive_format(options, self.reload().format_of(), source)
         made = msgspec.structs.replace(made, start=start or "")
         self._record("backfill", who=options.get("who", ""))
@@ -432,7 +447,12 @@ class ArchiveHandle(ErasableArchive):
         >>> done.generation, done.events
         (2, 3)
         """
-        check_options(f"redo of archive `{self.name}`", options, RedoOptions)
+        check_options(
+            f"redo of archive `{self.name}`",
+            options,
+            RedoOptions,
+            ("dates", "topics", "partitions", "spark", "dead_share"),
+        )
         part = RedoPart(tuple(dates), tuple(topics), tuple(partitions))
         form = FormatOptions(parser=options.get("parser"), transform=options.get("transform"))
         made, _ = self._redo_part(part, form)

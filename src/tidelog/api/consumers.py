@@ -336,4 +336,7 @@ class ConsumerHandle:
 
 def _place(to: str | int | datetime) -> str:
     """Returns where to seek as a text: ``earliest``, ``latest``, an offset, or a time."""
+    if not isinstance(to, str | int | datetime):
+        kind = type(to).__name__
+        raise InvalidError(f"seek: to is {kind}: give earliest, latest, an offset or a time")
     return to_iso(check_timestamp(to)) if isinstance(to, datetime) else str(to)

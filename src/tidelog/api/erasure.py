@@ -157,7 +157,7 @@ class ErasureCalls(ABC):
             erase_and_prove,
         )
 
-        check_options("erase", options, EraseOptions)
+        check_options("erase", options, EraseOptions, ("key", "why", "prove"))
         wanted = [ids] if isinstance(ids, str) else list(ids)
         if bool(wanted) == (key is not None):
             raise _ids_or_key("erase")
@@ -196,7 +196,7 @@ class ErasureCalls(ABC):
         """
         from tidelog.maintenance.purge import ErasureWatch, TopicEvents, purge_and_prove
 
-        check_options("purge_and_prove", options, ProveOptions)
+        check_options("purge_and_prove", options, ProveOptions, ("keys", "why", "deleted"))
         spark, conf = options.get("spark"), options.get("spark_conf")
         context = self._with_tasks(f"erase {topic}", spark, conf)
         events = TopicEvents([ids] if isinstance(ids, str) else list(ids), list(keys))

@@ -268,7 +268,7 @@ class JournalCalls(ABC):
         >>> home.compile_all().journals
         1
         """
-        check_options("compile", options, CompileOptions)
+        check_options("compile", options, CompileOptions, ("spark", "spark_conf"))
         wanted = policy or CompilePolicy.everything()
         found = self._compiled_topics(topics)
         go_on, on_swap = options.get("go_on", lambda: True), options.get("on_swap", lambda _: None)

@@ -192,7 +192,7 @@ class MaintenanceCalls(ABC):
         >>> [done.new_start for done in home.trim("orders", tidelog.ToOffsets({0: 2}))]
         [2]
         """
-        check_options("trim", options, TrimOptions, _TRIM_TO)
+        check_options("trim", options, TrimOptions, others=_TRIM_TO)
         wanted = to if before is None else before
         if wanted is None or None not in (to, before):
             raise InvalidError("trim: give one of `to` and `before`")

@@ -207,7 +207,12 @@ class Pumps:
         >>> home.pumps.create("copy", source="topic:orders", topic="copies").run().events
         3
         """
-        check_options("create of a pump", fields, PumpFields)
+        check_options(
+            "create of a pump",
+            fields,
+            PumpFields,
+            ("source", "topic", "transform", "partition", "who"),
+        )
         paths = FieldPaths(
             fields.get("key_field", ""),
             fields.get("id_field", ""),
@@ -308,7 +313,7 @@ class PumpHandle:
             raise InvalidError(f"pipeline `{self.name}`: is a restore: restore the archive again")
         if self.is_stream:
             raise InvalidError(f"pipeline `{self.name}`: is a stream: give home.stream its handler")
-        check_options(f"run of pump `{self.name}`", options, PumpRunOptions)
+        check_options(f"run of pump `{self.name}`", options, PumpRunOptions, ("follow", "spark"))
         opened, self._opened = self._opened, None
         if opened is None:
             opened = open_pump(self._context, pump_options(self.info), LocalWorkers())
@@ -456,7 +461,7 @@ class Stream:
         >>> home.stream("topic:orders").run(len, name="count", batch=True, until_caught_up=True)
         3
         """
-        check_options(f"run of stream `{name}`", options, StreamOptions)
+        check_options(f"run of stream `{name}`", options, StreamOptions, ("name",))
         letters = options.get("dead_letter")
         settings = {key: options[key] for key in HandlerSettings.__annotations__ if key in options}  # type: ignore[literal-required]
         to = None

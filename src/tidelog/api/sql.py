@@ -91,6 +91,8 @@ def run_query(
     query has no folder for what does not fit into memory. Raises ``InvalidError`` for a query that
     DuckDB refuses, and what reading events raises, also from the returned reader.
     """
+    if not isinstance(query, str):
+        raise InvalidError(f"sql: query is {type(query).__name__}: give text")
     check_utf8("sql", query)
     _check_bytes(query)
     session = _Session(context, query, allow, may_spill=prepare is None)

@@ -413,6 +413,8 @@ class BrowseCalls(ABC):
     ) -> Iterator[OffsetEvents]:
         """Yields the events of a partition, or of all partitions one after another, in parts."""
         found = self.topic(topic)
+        if partition is not None:
+            found.check_partition(partition)
         start = None if start is None else check_whole("read: start", start)
         end = None if end is None else check_whole("read: end", end)
         has_offsets = start is not None or end is not None

@@ -287,12 +287,8 @@ class FillSource:
                 return
             both = SourceRange(range.partition, str(start), str(limit))
             if are_other_events(self._source.reader(both), own.reader(both)):
-                raise InvalidError(
-                    f"source partition `{range.partition.text}`: `{self._source.url}` holds other "
-                    f"events than `{own.url}` at offsets from {start} on, as of a topic that had "
-                    "this name before: create another archive for it",
-                    partition=range.partition.text,
-                )
+                where = f"at offsets from {start} on, as of a topic that had this name before"
+                raise _other_events(range.partition, self._source, own, where)
             self._unknown.discard(range.partition)
 
     def _complete_from_files(self, reader: RangeReader, old: Coverage | None) -> RangeReader:
@@ -445,9 +441,14 @@ class FillSource:
         own, source = None, source_at(self._context, self._archive.source)
         with contextlib.suppress(NotFoundError):  # it was deleted: the backup is all there is
             own = source.bounds([partition])[partition]
-        if own is None or not are_offsets(own.first, own.end) or int(own.end) < int(held.end):
+        if own is None or not are_offsets(own.first, own.end):
             return held
         if not is_same_sequence(own, held if old is None else old):
+            if old is None:  # the archive could never read on from there
+                where = "now, those of a topic that had this name before"
+                raise _other_events(partition, self._source, source, where)
+            return held
+        if int(own.end) < int(held.end):
             return held
         so_far = int(old.end) if old else 0, self._position(partition) or 0
         reached = max(int(held.first), int(own.first), *so_far)
@@ -507,6 +508,16 @@ class FillSource:
             refuse_output(self._archive, self._written_as)
         carried = CarriedRange(self._archive.generation, as_is, numbers, note)
         return CarriedReader(reader, carried)
+
+
+def _other_events(
+    partition: SourcePartition, given: Source, own: Source, where: str
+) -> InvalidError:
+    return InvalidError(
+        f"source partition `{partition.text}`: `{given.url}` holds other events than `{own.url}` "
+        f"{where}: create another archive for it",
+        partition=partition.text,
+    )
 
 
 def _past_damage(held: _FillPartition, bounds: Bounds, position: int | None) -> Bounds:

@@ -47,7 +47,7 @@ from tidelog.archive.verify_checks import (
     read_offsets,
     runs_of,
 )
-from tidelog.archive.verify_remedies import damage_remedy, intent_remedy
+from tidelog.archive.verify_remedies import damage_remedy, intent_remedy, replay_command
 from tidelog.catalog.base import Row
 from tidelog.catalog.update import read_if_stable
 from tidelog.codec.parsers import FolderSettings
@@ -308,13 +308,15 @@ class _VerifyLook:
         """
         if self._archive.ended is not None:
             return {}
-        name, found = self._archive.name, {}
-        commands = (f"archive run {name}", f"archive dead {name} --replay")
+        generation, found = self.tally.generation, {}
+        run = "run" if generation == self._archive.generation else "backfill"
+        replayed = replay_command(self._archive, generation)
+        commands = (f"tidelog archive {run} {self._archive.name}", replayed)
         for pipeline, command in zip(pipelines, commands, strict=True):
             for file in forgotten_files(self.context, pipeline):
                 if self._sizes.get(file.target) == file.size:
-                    found[file.target] = f"the next `tidelog {command}`"
-        if self.tally.generation in self._archive.in_state("kept"):
+                    found[file.target] = f"the next `{command}`"
+        if generation in self._archive.in_state("kept"):
             found = {key: f"{each} after a rollback to it" for key, each in found.items()}
         return found
 
@@ -462,7 +464,8 @@ class _VerifyLook:
         left = [f for f in made if f.target not in live and f.target in self._sizes]
         if left:
             what = f"{len(left)} files of dead letters that a replay has replaced are still there"
-            do = f"the next `tidelog archive dead {self._archive.name} --replay` deletes them"
+            command = replay_command(self._archive, self.tally.generation)
+            do = f"the next `{command}` deletes them"
             self.tally.note("replaced", partition, what, do)
         self.tally.dead += sum(file.events for file in dead)
         nothing = Manifest("", partition, "", "", 0, 0, 0)  # dead letters need none

@@ -6,7 +6,13 @@ from tidelog.archive.coverage import is_by_offset
 from tidelog.context import Context
 from tidelog.model.archive import Archive
 
-__all__ = ["damage_remedy", "intent_remedy"]
+__all__ = ["damage_remedy", "intent_remedy", "replay_command"]
+
+
+def replay_command(archive: Archive, generation: int) -> str:
+    """Returns the command that replays dead letters of a generation."""
+    given = f"--generation {generation} " if generation == archive.building else ""
+    return f"tidelog archive dead {archive.name} {given}--replay"
 
 
 def intent_remedy(archive: Archive, generation: int, is_replay: bool) -> str:
@@ -17,8 +23,10 @@ def intent_remedy(archive: Archive, generation: int, is_replay: bool) -> str:
     if archive.state_of(generation) == "kept":
         return f"a rollback finishes it, and `tidelog archive drop {name} {generation}` deletes it"
     command = "run" if generation == archive.generation else "backfill"
-    command = f"dead {name} --replay" if is_replay else f"{command} {name}"
-    return f"the next `tidelog archive {command}` finishes it"
+    command = f"tidelog archive {command} {name}"
+    if is_replay:  # no other driver finishes it
+        command = replay_command(archive, generation)
+    return f"the next `{command}` finishes it"
 
 
 def damage_remedy(context: Context, archive: Archive, generation: int) -> str:

@@ -82,7 +82,6 @@ from tidelog.erasure.event_search import (
     matcher_of,
     search_aside,
     search_generation,
-    still_under_way,
 )
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.metadata_objects import files_named_by_events
@@ -94,6 +93,7 @@ from tidelog.erasure.topic_copies import (
     original_archives,
     other_sources,
 )
+from tidelog.erasure.unfinished_ranges import still_under_way
 from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
 from tidelog.log.topics import read_head, read_starts
@@ -437,14 +437,22 @@ def erase_archived(
 
 
 def _waiting_copies(archive: Archive, done: Iterable[ArchiveErasure]) -> Iterator[str]:
-    """Yields messages about copies of an archive that have read such events, maybe."""
-    waiting = {(each.archive, each.generation) for each in done if each.waiting}
-    for name, generation in sorted(waiting):
-        if name != archive.name:
-            yield (
-                f"archive `{name}`: a range of generation {generation} is under way that may hold "
-                f"such events: run it, then `tidelog archive erase {archive.name} --prove`"
-            )
+    """Yields messages about ranges that may have read such events, except those of a search.
+
+    These are ranges of copies of an archive, and replays of its own dead letters.
+    """
+    searched = set(map(archive.any_pipeline, archive.formats))
+    waiting = {
+        (each.archive, each.generation, remedy)
+        for each in done
+        for pipeline, remedy in each.unfinished.items()
+        if pipeline not in searched
+    }
+    for name, generation, remedy in sorted(waiting):
+        yield (
+            f"archive `{name}`: a range of generation {generation} is under way that may hold "
+            f"such events: {remedy}, then `tidelog archive erase {archive.name} --prove`"
+        )
 
 
 def _left(context: Context, archive: Archive, sought: EventMatcher) -> Iterator[str]:

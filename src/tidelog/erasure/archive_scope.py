@@ -46,7 +46,6 @@ from tidelog.coordination.pipeline_rows import (
     list_pipelines,
     read_partitions,
 )
-from tidelog.erasure.event_search import still_under_way
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof_scope import (
     Generation,
@@ -68,9 +67,9 @@ from tidelog.erasure.topic_copies import (
     source_of_url,
     system_of,
 )
+from tidelog.erasure.unfinished_ranges import still_under_way
 from tidelog.log.ledger import ErasedIds
 from tidelog.log.topics import list_topics
-from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import Topic
@@ -162,21 +161,21 @@ class ArchiveScope(ProofScope):
             or not self._outside.isdisjoint(map(system_of, _sources(archive)))
         )
 
-    def unfinished_ranges(self) -> Iterator[tuple[str, str]]:
+    def unfinished_ranges(self) -> Iterator[tuple[Archive, str, str]]:
         """Waits for ranges of the archive and its copies; yields those that do not end.
 
         They may have read events of a key before the erasure, at offsets that it does not know. A
         range that begins later leaves them out.
         """
         copies = self._copies[self._archive.incarnation].values()
-        names = {
-            pipeline: copy.archive.name
+        archives = {
+            pipeline: copy.archive
             for copy in copies
             for pipeline in pipelines_of(copy.archive, *copy.archive.formats)
         }
-        left = still_under_way(self.context, names)
+        left = still_under_way(self.context, archives)
         for pipeline, partition in sorted({each[:2] for each in left}):
-            yield names[pipeline], layout.pipeline_partition(pipeline, partition)
+            yield archives[pipeline], pipeline, partition
 
     def pipelines(self) -> list[NamedPipeline]:
         """Returns the named pipelines that read one of the archives, or the same source."""

@@ -27,13 +27,13 @@ from tidelog.archive.derived_archives import (
 from tidelog.archive.erased_events import Deletions
 from tidelog.archive.read import ArchiveFiles, is_changing, is_removed
 from tidelog.catalog.update import attempts
-from tidelog.clock import looks
 from tidelog.connectors.by_url import store_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import counting_files, read_intent, read_partitions
 from tidelog.erasure.aside_files import AsideFiles, aside_origins
 from tidelog.erasure.matcher import EventMatcher, own_column, rows_of, time_ms_of
 from tidelog.erasure.rewrite import finish_rewrites
+from tidelog.erasure.unfinished_ranges import UnfinishedRange, finish_remedy, still_under_way
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.journal.stray_events import StrayEvents
 from tidelog.log.run_reader import read_run
@@ -52,23 +52,18 @@ __all__ = [
     "FileSearch",
     "FoundEvent",
     "SourceOffset",
-    "UnfinishedRange",
     "check_trimmed",
     "files_to_search",
     "files_without",
     "matcher_of",
     "objects_without",
-    "ranges_under_way",
     "search_aside",
     "search_generation",
     "search_strays",
-    "still_under_way",
 ]
 
 
 SEARCHED_STATES: tuple[GenerationState, ...] = ("live", "building", "kept")
-_WAIT_S = 10.0  # for unfinished ranges
-_LOOK_S = 0.2
 _SEARCHES = Backoff(20, base_ms=25, max_ms=50)  # of a partition whose files change in between
 
 SourceOffset = tuple[Origin, int]
@@ -121,36 +116,6 @@ def check_trimmed(
                 f"archived, and the topic has trimmed it up to {start}: try again after that, or "
                 f"run `tidelog archive run {archive.name}` if no driver runs"
             )
-
-
-UnfinishedRange = tuple[str, str, str, int]
-"""A range in progress: pipeline, source partition, start and time."""
-
-
-def ranges_under_way(context: Context, pipelines: Iterable[str]) -> set[UnfinishedRange]:
-    """Returns the ranges of some pipelines that drivers read or have read."""
-    found: set[UnfinishedRange] = set()
-    for pipeline in pipelines:
-        for partition in read_partitions(context, pipeline):
-            intent = read_intent(context, pipeline, partition)
-            ranges = () if intent is None else filter(None, (intent, intent.ahead))
-            found |= {(pipeline, partition, each.start, each.began_ms) for each in ranges}
-    return found
-
-
-def still_under_way(
-    context: Context, pipelines: Collection[str], slow: Collection[UnfinishedRange] = ()
-) -> set[UnfinishedRange]:
-    """Returns the ranges under way that take longer than ten seconds.
-
-    Does not wait for ``slow`` ones, which took that long before.
-    """
-    left = ranges_under_way(context, pipelines)
-    for _ in looks(context.clock, _WAIT_S, _LOOK_S) if left.difference(slow) else ():
-        left &= ranges_under_way(context, pipelines)
-        if not left.difference(slow):
-            break
-    return left
 
 
 def search_generation(
@@ -330,13 +295,9 @@ class ArchiveSearch:
         """Yields messages about ranges that took too long."""
         archive = copies_of(self.context, self.archive)[0].archive
         for pipeline, partition in sorted({each[:2] for each in self.unfinished}):
-            number = pipeline.rpartition(".")[2]
-            drop = f"run `tidelog archive drop {archive.name} {number}`"
-            is_live = pipeline == archive.pipeline()
-            do = "run the archive" if is_live else f"finish generation {number}, or {drop}"
             yield (
                 f"archive `{archive.name}`: a range of `{partition}` is under way that may hold "
-                f"such events: {do}, then erase again"
+                f"such events: {finish_remedy(archive, pipeline)}, then erase again"
             )
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import generation_pipeline
 from tidelog.erasure.metadata_objects import DELTA, ICEBERG
+from tidelog.erasure.unfinished_ranges import finish_remedy
+from tidelog.log.maintenance.unfinished_writes import is_decided
 from tidelog.model import layout
+from tidelog.model.archive import Archive
+from tidelog.model.topic import Topic
 
 __all__ = [
     "ARCHIVE",
@@ -37,6 +42,7 @@ __all__ = [
     "VALUE",
     "again",
     "in_delta_table",
+    "of_batch",
     "remedy_of",
     "why_loose",
 ]
@@ -61,9 +67,9 @@ TABLE = (
     "`tidelog archive register {archive} --forget`"
 )
 _AGAIN = (
-    "let a driver finish it, such as `{finish}`, and prove again; if that "
-    "fails, `tidelog archive status {archive}` shows why; `tidelog archive delete {archive}` ends "
-    "the archive, and `tidelog archive drop {archive} N` a generation N that is being built"
+    "if no driver works on it, {finish}; then prove again; if that fails, `tidelog archive status "
+    "{archive}` shows why; `tidelog archive delete {archive}` ends the archive, and `tidelog "
+    "archive drop {archive} N` a generation N that is being built"
 )
 COPYING = (
     "prove again when it has ended; `tidelog pipeline list` and `tidelog playback --list` show it; "
@@ -81,6 +87,16 @@ RIGHTS = "give these credentials the right to list uploads (`docs/operating.md`)
 CHANGED = "run `tidelog sweep`, which finishes what has died, and prove again"
 MOVING = "prove again when no process compiles or trims the topic all the time"
 UNREAD = "prove again when its pipeline has published it, or run `tidelog sweep`"
+
+_BATCH = (
+    "let the write end; `tidelog sweep` deletes what a killed one has left, a day after it was "
+    "staged"
+)
+_DECIDED = (
+    "let its query run again, which stores the batch, then run `{{delete}} --prove`; if the query "
+    "is gone, a Spark write with the options sink `{sink}` and batch {batch} stores it first; do "
+    "not delete the object: its batch would be lost"
+)
 
 FAILURE = (
     "fix what fails and let its driver run until it commits there, which removes the row, or end "
@@ -122,13 +138,18 @@ NAMED_ARCHIVE = (
 NAMED_PIPELINE = "run `tidelog pipeline delete {pipeline}`; only rows keep the name then"
 
 
-def again(archive: str, place: str) -> str:
-    """Returns what to do about a range under way of an archive, by the place of its row."""
-    pipeline = place.split("/")[1]
-    finish = "archive run {archive}"
-    if generation_pipeline(pipeline) != pipeline:  # no other driver finishes a replay
-        finish = "archive dead {archive} --replay"
-    return _AGAIN.replace("{finish}", f"tidelog {finish}").replace("{archive}", archive)
+def again(archive: Archive, pipeline: str) -> str:
+    """Returns what to do about a range under way of an archive."""
+    return _AGAIN.format(finish=finish_remedy(archive, pipeline), archive=archive.name)
+
+
+def of_batch(context: Context, topic: Topic, key: str) -> tuple[str, str]:
+    """Returns why a Spark write has staged an object, and what to do about it."""
+    if not is_decided(context, topic, key):
+        return "a Spark write has staged it", _BATCH
+    sink, batch = layout.sink_batch(key)
+    why = f"batch {batch} of Spark sink `{sink}` is decided, and not yet in the topic"
+    return why, _DECIDED.format(sink=sink, batch=batch)
 
 
 def why_loose(key: str) -> str:

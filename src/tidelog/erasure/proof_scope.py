@@ -371,10 +371,10 @@ class ProofScope(ABC):
         """Returns whether a file that an archive has set aside may hold the events."""
 
     @abstractmethod
-    def unfinished_ranges(self) -> Iterable[tuple[str, str]]:
+    def unfinished_ranges(self) -> Iterable[tuple[Archive, str, str]]:
         """Waits for ranges that may hold events at unknown offsets.
 
-        Returns those that do not end: the name of the archive, and the place of the row.
+        Returns those that do not end: archive, pipeline and source partition.
         """
 
     @abstractmethod
@@ -465,7 +465,7 @@ class TopicScope(ProofScope):
         """Returns whether events of an origin may be of the topic."""
         return is_of_topic(origin, self._topic)
 
-    def unfinished_ranges(self) -> Iterable[tuple[str, str]]:
+    def unfinished_ranges(self) -> Iterable[tuple[Archive, str, str]]:
         """Returns nothing: a delete knows the offsets of all events."""
         return ()
 

@@ -79,8 +79,8 @@ from tidelog.erasure.redaction import (
     quoting_rows,
     quoting_seeks,
 )
-from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.topic_copies import copy_deletions, transformed_archives
+from tidelog.erasure.unfinished_ranges import is_under_way
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.log.run_reader import describe_run, read_run
@@ -189,13 +189,14 @@ class _ProofSearch(ObjectSearch):
 
     def ranges(self) -> None:
         """Reports ranges that may have read an event at an unknown offset; call this first."""
-        for archive, place in self._scope.unfinished_ranges():
-            self.range_under_way(archive, place)
+        for archive, pipeline, partition in self._scope.unfinished_ranges():
+            self.range_under_way(archive, pipeline, partition)
 
-    def range_under_way(self, archive: str, place: str) -> None:
+    def range_under_way(self, archive: Archive, pipeline: str, partition: str) -> None:
         """Reports a range that may have been read before the delete."""
-        what = f"a range of archive `{archive}` is under way there"
-        self.add(place, what, remedies.again(archive, place))
+        what = f"a range of archive `{archive.name}` is under way there"
+        place = layout.pipeline_partition(pipeline, partition)
+        self.add(place, what, remedies.again(archive, pipeline))
 
     # The topic.
 
@@ -219,6 +220,8 @@ class _ProofSearch(ObjectSearch):
                 self._segment(store, topic, (info.key, data), live.get(info.key, []))
             elif kind == "journals" and info.key in live:
                 self._live_rows(store, topic, live[info.key], data)
+            elif kind == "sinks":
+                self.loose(info.key, data, *remedies.of_batch(self._context, topic, info.key))
             else:
                 self.loose(info.key, data, "no row names it")
 
@@ -571,7 +574,7 @@ class _ProofSearch(ObjectSearch):
         wanted = np.array(gone, np.int64)
         for each in (pipeline, replay_pipeline(pipeline)):
             if len(wanted) and is_under_way(self._context, each, partition, wanted):
-                self.range_under_way(archive.name, layout.pipeline_partition(each, partition))
+                self.range_under_way(archive, each, partition)
 
     def _archived(
         self, place: tuple[str, str], batch: pa.RecordBatch, partition: int, gone: list[int]

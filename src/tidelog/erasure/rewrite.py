@@ -61,7 +61,6 @@ from tidelog.coordination.commits import load_manifest, manifests_by_range, read
 from tidelog.coordination.pipeline_rows import (
     read_archive,
     read_erased_row,
-    read_intent,
     read_partitions,
     read_progress,
     replay_pipeline,
@@ -81,6 +80,7 @@ from tidelog.erasure.rewrite_range import (
     replace_here,
     stage_here,
 )
+from tidelog.erasure.unfinished_ranges import are_some_between, finish_remedy, is_under_way
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -107,7 +107,6 @@ __all__ = [
     "erase_from_archive",
     "erase_from_archives",
     "finish_rewrites",
-    "is_under_way",
     "settle_ranges",
 ]
 
@@ -126,6 +125,7 @@ class ArchiveErasure:
     ranges: int = 0
     updated: int = 0  # events that got another value
     waiting: int = 0  # unfinished ranges that may have been planned before the deletes
+    unfinished: dict[str, str] = field(default_factory=dict)  # what finishes these, by pipeline
     failed: dict[str, TidelogError] = field(default_factory=dict)  # tables that list old files
 
     def add(self, later: ArchiveErasure) -> None:
@@ -134,7 +134,7 @@ class ArchiveErasure:
         self.events += later.events
         self.ranges += later.ranges
         self.updated += later.updated
-        self.waiting, self.failed = later.waiting, later.failed
+        self.waiting, self.unfinished, self.failed = later.waiting, later.unfinished, later.failed
 
 
 def erase_from_archives(
@@ -196,7 +196,9 @@ def erase_from_archive(
                     context, store, archive, generation, pipeline, partition
                 )
                 # Before the rows are read, on purpose.
-                report.waiting += is_under_way(context, pipeline, partition, wanted)
+                if is_under_way(context, pipeline, partition, wanted):
+                    report.waiting += 1
+                    report.unfinished[pipeline] = finish_remedy(archive, pipeline)
                 todo += [RangeToSettle(rewriter, row, wanted) for row in rewriter.rows(wanted)]
         settle_ranges(context, todo, report)
     return report
@@ -236,12 +238,6 @@ def erase_aside(
         files, events = aside.erase(erased())
         report.files += files
         report.events += events
-
-
-def is_under_way(context: Context, pipeline: str, partition: str, wanted: Offsets) -> bool:
-    """Returns whether a range with some of the offsets is being done now."""
-    intent = read_intent(context, pipeline, partition)
-    return intent is not None and _between(intent.start, intent.reach, wanted)
 
 
 @dataclass(frozen=True)
@@ -588,12 +584,4 @@ def _remove_replaced(context: Context, store: Store, archive: Archive, generatio
 
 def _may_hold(committed: Commit, wanted: Offsets) -> bool:
     """Returns whether some of the offsets are in a range that has files."""
-    return committed.files > 0 and _between(committed.start, committed.end, wanted)
-
-
-def _between(start: str, end: str, wanted: Offsets) -> bool:
-    """Returns whether some offsets may be between two positions; True if these are no offsets."""
-    if not all(text.isascii() and text.isdecimal() for text in (start, end)):
-        return True
-    first, after = (int(np.searchsorted(wanted, int(text))) for text in (start, end))
-    return first < after
+    return committed.files > 0 and are_some_between(committed.start, committed.end, wanted)

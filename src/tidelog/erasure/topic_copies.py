@@ -37,7 +37,7 @@ from tidelog.archive.erased_events import Deletions, read_deletions
 from tidelog.context import Context
 from tidelog.coordination.audit import dead_letter_topic, deleted_copy, played_topic, read_actions
 from tidelog.coordination.pipeline_rows import list_archives, list_pipelines, read_partitions
-from tidelog.erasure.rewrite import is_under_way
+from tidelog.erasure.unfinished_ranges import is_under_way
 from tidelog.log.ledger import ErasedIds, Times
 from tidelog.log.topics import list_topics
 from tidelog.model import layout

@@ -43,10 +43,10 @@ from tidelog.erasure.rewrite import (
     ArchiveErasure,
     PartitionRewriter,
     RangeToSettle,
-    is_under_way,
     settle_ranges,
 )
 from tidelog.erasure.rewrite_range import Offsets
+from tidelog.erasure.unfinished_ranges import finish_remedy, is_under_way
 from tidelog.errors import NotFoundError, TidelogError, UnavailableError, contained
 from tidelog.journal.lookup import Lookup
 from tidelog.log.topics import read_head
@@ -94,7 +94,7 @@ def update_archives(
     total: dict[tuple[str, int], ArchiveUpdate] = {}
     values: _Values = {}
     errors: list[TidelogError] = []
-    waiting = ""
+    waiting: ArchiveErasure | None = None
     for is_last in looks(context.clock, wait_ms / 1000, _LOOK_S):
         errors.clear()
         waiting, values = _update_until_same(context, lookup, ids, values, (total, errors))
@@ -104,18 +104,19 @@ def update_archives(
         raise error
     if waiting:
         raise UnavailableError(
-            f"topic `{lookup.topic.name}`: a range of archive `{waiting}` is under way that may "
-            "hold the old value: run the archive, then update its archives again"
+            f"topic `{lookup.topic.name}`: a range of archive `{waiting.archive}` is under way "
+            f"that may hold the old value: {min(waiting.unfinished.values())}, then update its "
+            "archives again"
         )
     return list(total.values())
 
 
 def _update_until_same(
     context: Context, lookup: Lookup, ids: Collection[str], known: _Values, into: _Done
-) -> tuple[str, _Values]:
+) -> tuple[ArchiveErasure | None, _Values]:
     """Updates until the topic has the values that the archives got, or until something is left.
 
-    Returns an archive with a range that may hold an old value, and the values.
+    Returns a generation with a range that may hold an old value, and the values.
     """
     values, (total, errors) = known, into
     busy = UnavailableError(
@@ -164,7 +165,7 @@ def _with_trimmed(context: Context, topic: Topic, now: _Values, before: _Values)
 class _UpdateRound(NamedTuple):
     """What one round of updates in all archives has left."""
 
-    waiting: str  # an archive with a range that may hold an old value
+    waiting: ArchiveErasure | None  # with a range that may hold an old value
     has_changed: bool
 
 
@@ -176,7 +177,8 @@ def _update_generations(
     errors: list[TidelogError],
 ) -> _UpdateRound:
     """Updates the files of all generations of all archives once."""
-    waiting, has_changed = "", False
+    waiting: ArchiveErasure | None = None
+    has_changed = False
     for archive, generation in with_later_ones(lambda: reachable_archives_of(context, topic)):
         with contained(f"archive `{archive.name}`", errors.append):
             known = total.get((archive.name, generation), ArchiveUpdate(archive.name, generation))
@@ -191,7 +193,7 @@ def _update_generations(
             report, was_old = _update_generation(context, where, topic, values, output)
             has_changed |= was_old
             errors += report.failed.values()
-            waiting = waiting or (archive.name if report.waiting else "")
+            waiting = waiting or (report if report.waiting else None)
             total[archive.name, generation] = ArchiveUpdate(
                 archive.name,
                 generation,
@@ -243,7 +245,9 @@ def _update_generation(
                 )
                 rewriter.values, rewriter.output = here, output
                 # Before the rows are read, on purpose.
-                report.waiting += is_under_way(context, pipeline, partition, wanted)
+                if is_under_way(context, pipeline, partition, wanted):
+                    report.waiting += 1
+                    report.unfinished[pipeline] = finish_remedy(archive, pipeline)
                 todo += [RangeToSettle(rewriter, row, wanted) for row in rewriter.rows(wanted)]
         settle_ranges(context, todo, report)
         has_changed |= any(each.rewriter.has_changed for each in todo)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from tidelog.archive.derived_archives import copies_of, reachable_archives_of
 from tidelog.archive.erased_events import Deletions, PartitionOffsets
@@ -360,9 +361,9 @@ def finish_closed_deletes(context: Context, topic: Topic) -> None:
 
 
 def _check_settled(topic: Topic, done: Iterable[ArchiveErasure]) -> None:
-    waiting = sorted({each.archive for each in done if each.waiting})
-    if waiting:
+    waiting = min((each for each in done if each.waiting), key=attrgetter("archive"), default=None)
+    if waiting is not None:
         raise UnavailableError(
-            f"topic `{topic.name}`: a range of archive `{waiting[0]}` is under way that may hold a "
-            "deleted event: run the archive, or drop the generation, then delete the topic again"
+            f"topic `{topic.name}`: a range of archive `{waiting.archive}` is under way that may "
+            f"hold a deleted event: {min(waiting.unfinished.values())}, then delete the topic again"
         )

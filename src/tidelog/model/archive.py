@@ -188,6 +188,11 @@ class Archive(Persisted, frozen=True):
         return [number for number in sorted(self.formats) if self.state_of(number) in states]
 
     @property
+    def kind_text(self) -> str:
+        """Returns the kind for people: ``partitioned`` or ``backup``."""
+        return "partitioned" if self.kind == "partition" else self.kind
+
+    @property
     def state_name(self) -> str:
         """Returns its state: creating, ready, ended, or removing."""
         if self.ended is None:

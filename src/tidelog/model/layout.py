@@ -273,9 +273,9 @@ def sink_manifest(incarnation: str, sink: str, batch: int, manifest_id: str) -> 
     return f"{sinks(incarnation, sink)}{batch:020}/{manifest_id}.json"
 
 
-def sink_batch(key: str) -> int:
-    """Returns the batch that a staged segment or a manifest belongs to."""
-    return int(key.split("/")[4])
+def sink_batch(key: str) -> tuple[str, int]:
+    """Returns the sink and batch that a staged segment or a manifest belongs to."""
+    return key.split("/")[3], int(key.split("/")[4])
 
 
 def sink_target_row(topic: str, sink: str) -> str:

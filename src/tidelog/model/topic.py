@@ -97,6 +97,8 @@ class Topic(Persisted, frozen=True):
 
 def check_topic_name(name: str) -> None:
     """Raises ``InvalidError`` for a name that is unsafe in a path, a URL or a shell."""
+    if not isinstance(name, str):
+        raise InvalidError(f"topic name: is {type(name).__name__}: give text")
     if not _NAME.fullmatch(name) or len(name) > limits.TOPIC_NAME_MAX:
         raise InvalidError(
             f"topic name `{name[:80]}`: give 1 to {limits.TOPIC_NAME_MAX} letters, digits, "

@@ -211,10 +211,13 @@ def _plan(
     head = read_progress(context, pipeline.id, partition.text)
     if head is None:
         return PositionMove(partition.text, None, to, 0, 0)
+    _check_open(pipeline, partition, head)
     if not head.is_of(held.incarnation):
+        # One without commits may begin again.
+        do = REMADE_REMEDY if head.totals.commits else "run it once with --accept-loss, then seek"
         raise InvalidError(
             f"seek of `{pipeline.name}`: `{partition.text}` was deleted and made again since it "
-            f"was read, so its positions mean other events: {REMADE_REMEDY}"
+            f"was read, so its positions mean other events: {do}"
         )
     at = head.position
     if _ends_at_times(source):
@@ -237,6 +240,15 @@ def _plan(
     if again == 0 and wanted.is_archive and source.before(read, back):
         again = offsets_between(read, back)  # without events, but in a range that has some
     return PositionMove(partition.text, at, to, 0, again, None if read == to else read)
+
+
+def _check_open(pipeline: Pipeline, partition: SourcePartition, head: Progress) -> None:
+    """Raises if nothing more is read from a source partition, as a person has accepted."""
+    if head.closed or head.ended:
+        raise InvalidError(
+            f"seek of `{pipeline.name}`: `{partition.text}` has ended, nothing more is read: "
+            "create a new archive or pump for what is there now"
+        )
 
 
 def _first_read(source: Source, head: Progress, to: str) -> str:
@@ -438,10 +450,7 @@ class _Seek(Cycle):
         if head.frozen:  # by a promote that may be over, as for a driver that claims it
             self._pipeline.gate()
             head = msgspec.structs.replace(head, frozen="")
-        if head.closed or head.ended:
-            raise InvalidError(
-                f"seek of `{self._pipeline.name}`: `{partition.text}` has ended: nothing is read"
-            )
+        _check_open(self._pipeline, partition, head)
         state = SourceState(partition, where, head, row.version)
         state.read_intent(self._context.catalog)
         if state.intent is not None and state.intent.manifest:

@@ -288,8 +288,8 @@ def _check_same(context: Context, name: str, asked: PlaybackRequest, found: Play
 
 def _other(name: str, what: str, wanted: str, was: str) -> InvalidError:
     return InvalidError(
-        f"playback `{name}`: began with {what} `{was}`, and is asked for `{wanted}`: leave it out "
-        "to resume that one, or choose another name"
+        f"playback `{name}`: began with {what} `{was}`, and is asked for `{wanted}`: leave {what} "
+        "out to resume that one, or choose another name"
     )
 
 

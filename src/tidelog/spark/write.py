@@ -168,10 +168,10 @@ class SparkSink:
         for _ in attempts(self._context, busy):
             state, version = self._read()
             if state is not None and version is not None:
-                self._check_query(state, batch.query)
-                if not state.done:
+                if not state.done:  # also for another query: it is decided, and its own may be gone
                     self._finish(state, version)
                     continue
+                self._check_query(state, batch.query)
                 if number == state.batch:
                     if batch.staged and number != accept_repeat:
                         self._check_repeat(state, batch)
@@ -296,7 +296,7 @@ class SparkSink:
         keys = []
         with contextlib.suppress(UnavailableError):  # the next batch deletes it too
             for info in self._context.store.list(layout.sinks(self._topic.incarnation, self._name)):
-                if layout.sink_batch(info.key) > batch:
+                if layout.sink_batch(info.key)[1] > batch:
                     break
                 keys.append(info.key)
             self._context.store.delete(keys)

@@ -116,7 +116,7 @@ def test_one_query_of_a_client_runs_at_a_time_and_a_stop_ends_it(
 
     def run(client: str) -> SqlResult:
         began.set()
-        bounds = SqlLimits(seconds=300.0)
+        bounds = SqlLimits(seconds=300.0, cpu_seconds=300.0)
         return runner.run(ENDLESS, None, client, QueryEnd(), bounds=bounds)
 
     with ThreadPoolExecutor(2) as pool:
@@ -171,4 +171,4 @@ def test_ended_query_has_no_process(world: tuple[Served, dict[str, str]]) -> Non
     runner, end = SqlRunner(world[0].home), QueryEnd()
     end.end()
     with pytest.raises(UnavailableError, match="was ended"):
-        runner.run(ENDLESS, None, "one", end, bounds=SqlLimits(seconds=300.0))
+        runner.run(ENDLESS, None, "one", end, bounds=SqlLimits(seconds=300.0, cpu_seconds=300.0))

@@ -307,9 +307,8 @@ def archive() -> None:
     "--max-bytes",
     type=Size(),
     default=defaults.ARCHIVE_FILE_BYTES,
-    show_default="200MB",
     metavar="SIZE",
-    help="Close a file when it reaches this size.",
+    help="Close a file when it reaches this size. [default: 200MB]",
 )
 @click.option(
     "--max-age",
@@ -363,7 +362,7 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
         limit = made.restore_limit()
         if limit:
             output.say(f"Note: {limit}.")
-        output.record(_describe(made))
+        output.record(_describe(made, output))
 
 
 @archive.command()
@@ -453,7 +452,7 @@ def list_all(home_text: str | None, output: Output, /) -> None:
       tidelog archive list
     """
     with open_home(home_text) as home:
-        rows = [_describe(each) for each in home.archives.list()]
+        rows = [_describe(each, output) for each in home.archives.list()]
         none = "There are no archives yet: see `tidelog archive create --help`."
         output.records(("name", "kind", "source", "folder", "format", "state"), rows, none)
 
@@ -496,11 +495,11 @@ def _closes(archive: Archive) -> str:
     )
 
 
-def _describe(handle: ArchiveHandle) -> dict[str, Any]:
+def _describe(handle: ArchiveHandle, output: Output) -> dict[str, Any]:
     archive = handle.info
     return {
         "name": archive.name,
-        "kind": archive.kind,
+        "kind": archive.kind if output.as_json else archive.kind_text,
         "source": archive.source,
         "folder": archive.folder_place(),
         "parser": archive.format_of().parser,

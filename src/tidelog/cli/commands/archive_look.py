@@ -356,7 +356,10 @@ def _show(output: Output, found: ArchiveVerifyReport) -> None:
     del values["accounts"]
     values["files"] = str(found.file_counts)
     del values["data_files"], values["dead_files"]
+    values["erased"] = sum(each.erased for each in found.accounts)
     values["problems"], values["notes"] = values.pop("problem_count"), len(found.notes)
+    if others := values.pop("others"):
+        values["other generations"] = others
     output.record(values)
     show_accounts(output, found.archive, found.accounts)
     for heading, listed in (("problems", found.problems), ("notes", found.notes)):

@@ -191,7 +191,9 @@ def status(home_text: str | None, output: Output, /, name: str | None, **given: 
     if given["check"]:
         _check(output, found, _limits(given))
         return
-    for each in found:
+    for number, each in enumerate(found):
+        if number:
+            output.say("")
         _show(output, each)
 
 
@@ -385,11 +387,6 @@ def _show(output: Output, found: ArchiveStatus) -> None:
         }
         for each in found.partitions
     ]
-    names = ("partition", "position", "end", "lag", "lag_s", "events", "files_written")
-    more = ("bytes_written", "dead", "lost", "last_commit", "under_way_s")
-    output.records((*names, *more), rows)
-    accounts = [each.account for each in found.partitions if each.account is not None]
-    show_accounts(output, found.archive.name, accounts)
     events = sum(each.events for each in found.partitions)
     dead = sum(each.dead for each in found.partitions)
     behind = "an unknown number" if found.lag is None else f"{found.lag:,}"
@@ -402,6 +399,12 @@ def _show(output: Output, found: ArchiveStatus) -> None:
         f"watermark {_watermark(found) or '-'}, drivers: {driver}"
     )
     _show_generations(output, found)
+    output.say("")
+    names = ("partition", "position", "end", "lag", "lag_s", "events", "files_written")
+    more = ("bytes_written", "dead", "lost", "last_commit", "under_way_s")
+    output.records((*names, *more), rows)
+    accounts = [each.account for each in found.partitions if each.account is not None]
+    show_accounts(output, found.archive.name, accounts)
     for one in found.aside:
         output.say(
             f"{found.archive.name}: {one.partition}: {one.start} to {one.end} was set aside at "

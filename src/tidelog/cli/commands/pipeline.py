@@ -227,9 +227,8 @@ def _time(committed_ms: int | None) -> str | None:
     "--max-bytes",
     type=Size(),
     default=defaults.PUMP_BATCH_BYTES,
-    show_default="64MB",
     metavar="SIZE",
-    help="Write to the topic when this many bytes wait.",
+    help="Write to the topic when this many bytes wait. [default: 64MB]",
 )
 @click.option(
     "--accept-loss",

@@ -84,9 +84,8 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
     "body_bytes_max",
     type=Size(),
     default=defaults.BODY_BYTES,
-    show_default="8MiB",
     metavar="SIZE",
-    help="The largest request body. One event may have event_bytes_max of it.",
+    help="The largest request body. One event may have event_bytes_max of it. [default: 8MiB]",
 )
 @click.option(
     "--behind-proxy",

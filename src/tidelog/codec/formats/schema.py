@@ -47,6 +47,7 @@ _PLAIN = {
     "timestamp": pa.timestamp("us", "UTC"),
 }
 _NESTED = ("decimal", "array", "map", "struct")
+_SHAPE = "write `name type, name type`"
 _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([<>(),:])|([^\s<>(),:`]+))")
 _parse_json = msgspec.json.Decoder().decode
 _JSON_TYPES = {
@@ -117,7 +118,7 @@ class _Ddl:
             return []
         fields = self._fields(depth=0)
         if self._next < len(self._tokens):
-            raise _wrong(f"`{self._tokens[self._next][0]}` is unexpected", "remove it")
+            raise _wrong(f"`{self._tokens[self._next][0]}` is unexpected", _SHAPE)
         return fields
 
     def _fields(self, depth: int) -> list[pa.Field]:
@@ -186,10 +187,10 @@ class _Ddl:
 
     def _name(self, what: str) -> str:
         if self._next >= len(self._tokens):
-            raise _wrong(f"ends before {what}", "write `name type, name type`")
+            raise _wrong(f"ends before {what}", _SHAPE)
         word, quoted = self._tokens[self._next]
         if not quoted and word in "<>(),:":
-            raise _wrong(f"`{word}` is in the place of {what}", "write `name type, name type`")
+            raise _wrong(f"`{word}` is in the place of {what}", _SHAPE)
         self._next += 1
         return word
 

@@ -79,13 +79,20 @@ def _target(context: Context, topic: Topic, partition: int, to: str) -> int:
     elif to.isascii() and to.isdigit() and len(to) < 20:
         offset = int(to)
     else:
-        offset = find_offset(context, topic, partition, moment_ms(to, context.clock.now_ms()))
+        offset = find_offset(context, topic, partition, _moment_ms(to, context.clock.now_ms()))
     if not head.start <= offset <= head.next:
         raise InvalidError(
             f"seek in `{topic.name}/{partition}`: offset {offset} is outside of "
             f"[{head.start}, {head.next}]: give one inside"
         )
     return offset
+
+
+def _moment_ms(text: str, now_ms: int) -> int:
+    try:
+        return moment_ms(text, now_ms)
+    except InvalidError as exc:
+        raise InvalidError(f"{exc}, or earliest, latest or an offset") from exc
 
 
 def _move(partition: int, offset: int, found: tuple[Lease, str] | None) -> CursorMove:

@@ -49,6 +49,7 @@ __all__ = [
     "SinkState",
     "abort_uploads",
     "are_young",
+    "is_decided",
     "left_by_sinks",
     "read_swept",
 ]
@@ -147,6 +148,20 @@ def _undone(context: Context, topic: Topic) -> Iterator[tuple[str, str]]:
         state = decode_row(row.value, SinkState, f"row `{row.row}`")
         if not state.done:
             yield row.row.partition("/")[2], f"{state.batch:020}"
+
+
+def is_decided(context: Context, topic: Topic, key: str) -> bool:
+    """Returns whether a staged object is of a batch that its sink still has to store.
+
+    No sweep deletes such an object.
+    """
+    sink, batch = layout.sink_batch(key)
+    where = layout.topic_partition(topic.incarnation, 0)
+    row = context.catalog.get(where, layout.sink_row(sink))
+    if row is None:
+        return False
+    state = decode_row(row.value, SinkState, f"row `{row.row}`")
+    return not state.done and state.batch == batch
 
 
 def _is_below(key: str, generation: int) -> bool:

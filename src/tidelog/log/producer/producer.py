@@ -503,7 +503,7 @@ class Producer:
         now_ms = self._context.clock.now_ms()
         if isinstance(events, pa.Table | pa.RecordBatch):
             return stored_batch(events, now_ms)
-        if not isinstance(events, Iterable):
+        if not isinstance(events, Iterable) or isinstance(events, str | bytes):
             kind = type(events).__name__
             raise InvalidError(f"append: got {kind}: give a list of events or an Arrow table")
         return table_of(list(events), now_ms)

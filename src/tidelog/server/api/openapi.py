@@ -460,7 +460,8 @@ def _sql() -> Json:
     example = {"columns": [{"name": "n", "type": "int64"}], "is_whole": True, "rows": [{"n": 3}]}
     answer = json_answer("The rows", shown, example)
     answers = {"200": answer, **named("404", "413", "415", "503")}
-    what = f"Query the topics that the token may read; the limit is {limits.SQL_S:g} s"
+    most = f"the limit is {limits.SQL_CPU_S:g} s of processor time"
+    what = f"Query the topics that the token may read; {most}"
     sent = {"schema": asked, "example": {"query": "select count(*) as n from orders"}}
     said = "`values` are for the `?` or `$name` of the query"
     body = {"required": True, "description": said, "content": {"application/json": sent}}

@@ -41,7 +41,7 @@ __all__ = ["QueryEnd", "SqlHandlers", "SqlRunner", "end_with_client"]
 
 T = TypeVar("T")
 _SMALL = 4_096  # bytes of a body that the loop itself parses
-_LIMITS = SqlLimits(seconds=limits.SQL_S, rows=limits.PAGE_EVENTS_MAX)
+_LIMITS = SqlLimits(limits.SQL_S, limits.SQL_CPU_S, rows=limits.PAGE_EVENTS_MAX)
 
 
 class _Query(msgspec.Struct, forbid_unknown_fields=True):

@@ -324,7 +324,7 @@ def _query(asked: _SearchForm, **more: Any) -> dict[str, Any]:
 
 
 ROWS_MAX = 500
-_SQL_LIMITS = SqlLimits(seconds=limits.SQL_S, rows=ROWS_MAX, result_bytes=2 << 20)
+_SQL_LIMITS = SqlLimits(limits.SQL_S, limits.SQL_CPU_S, rows=ROWS_MAX, result_bytes=2 << 20)
 _EXAMPLES = (
     "select type, count(*) as events from {name} group by 1 order by 2 desc",
     "select * from {name} where timestamp >= now() - interval 1 hour order by timestamp desc",
@@ -374,7 +374,7 @@ class SqlPages:
             "archives": archives,
             "examples": [each.format(name=name) for each in _EXAMPLES],
             "rows_max": ROWS_MAX,
-            "seconds": limits.SQL_S,
+            "cpu_seconds": limits.SQL_CPU_S,
             "columns": None,
             "rows": [],
             "is_whole": True,
