@@ -9,12 +9,11 @@ uploads, which no listing shows, and topics that pipelines and playbacks copied 
 An event is recognized by its id or key, and in archives by its offset too. An event whose time is
 after that of the erasure, by the ledger, is a new event. There are two exceptions: objects that no
 row names, because no delete has seen the times of their events, and copies whose times a pump or a
-transform has set. An archive's unfinished
-range counts: its driver may have read the event before the delete. A file of an archive without ids
-or keys cannot be searched for them, and counts too; a file that is not ours is searched in all its
-columns. Every table in the archive's row must list rewritten files as they are now. Each finding
-comes with what to do about it. With a task runner, tasks search segments, journals and files of
-archives first (``event_search``).
+transform has set. An archive's unfinished range counts: its driver may have read the event before
+the delete. A file of an archive without ids or keys cannot be searched for them, and counts too; a
+file that is not ours is searched in all its columns. Every table in the archive's row must list
+rewritten files as they are now. Each finding comes with what to do about it. With a task runner,
+tasks search segments, journals and files of archives first (``event_search``).
 """
 
 from __future__ import annotations
