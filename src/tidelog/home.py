@@ -30,7 +30,7 @@ from tidelog.concurrency import Pool, check_process
 from tidelog.context import Context
 from tidelog.coordination.audit import user_at_host
 from tidelog.coordination.tokens import Tokens
-from tidelog.errors import InternalError, InvalidError, NotFoundError, TidelogError
+from tidelog.errors import InternalError, InvalidError, NotFoundError
 from tidelog.journal.insert_if_absent import append_absent
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions, Turn
@@ -40,7 +40,7 @@ from tidelog.log.notifier import Notifier
 from tidelog.log.notify_targets import open_target
 from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.idempotent_append import append_once
-from tidelog.log.producer.producer import Producer
+from tidelog.log.producer.producer import Producer, close_quietly
 from tidelog.log.status import (
     Lag,
     consumer_lag,
@@ -437,7 +437,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, ErasureCalls, Maint
                 old = producer
                 producer = self._producers[topic] = Producer(self.context, found)
         if old is not None:
-            _close_quietly(old)
+            close_quietly(old)
         return producer
 
     @contextlib.contextmanager
@@ -450,7 +450,7 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, ErasureCalls, Maint
             with self._lock:
                 if self._producers.get(topic) is producer:
                     del self._producers[topic]
-            _close_quietly(producer)
+            close_quietly(producer)  # its appends have raised what failed
 
     def _give(self, opened: Given) -> Given:
         """Returns what ``close`` will close too. Raises if it came too late for that."""
@@ -468,12 +468,6 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, ErasureCalls, Maint
 
     def _closed_error(self) -> InvalidError:
         return InvalidError(f"home `{self.id}`: is closed: open it again")
-
-
-def _close_quietly(producer: Producer) -> None:
-    """Closes the producer of a deleted topic. Its appends have raised what failed."""
-    with contextlib.suppress(TidelogError):
-        producer.close()
 
 
 def open_home(home: str | os.PathLike[str] | None = None, *, world: World | None = None) -> Home:

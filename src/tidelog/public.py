@@ -57,9 +57,9 @@ from tidelog.archive.status import ArchiveStatus as ArchiveStatus
 from tidelog.archive.status import Limits as Limits
 from tidelog.archive.status import PartitionStatus as PartitionStatus
 from tidelog.archive.status import WaitingTimes as WaitingTimes
+from tidelog.archive.table_files import RegisterResult as RegisterResult
 from tidelog.archive.table_files import TableStatus as TableStatus
-from tidelog.archive.tables import RegisterResult as RegisterResult
-from tidelog.archive.verify import ArchiveVerifyReport as ArchiveVerifyReport
+from tidelog.archive.verify_checks import ArchiveVerifyReport as ArchiveVerifyReport
 from tidelog.archive.verify_checks import Problem as Problem
 from tidelog.connectors.forward import Forwarder as Forwarder
 from tidelog.connectors.forward import open_forwarder as open_forwarder

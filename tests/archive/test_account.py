@@ -26,12 +26,13 @@ from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.metrics import status_text
 from tidelog.archive.status import ArchiveStatus, Limits, PartitionStatus, read_status, troubles
-from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions, ArchiveVerifyReport
 from tidelog.catalog.base import Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.connectors.source import RangeReader, SourcePartition, SourceRange
-from tidelog.context import Context, LogSettings
+from tidelog.context import Context
 from tidelog.coordination.commits import read_commit_rows, read_manifests
 from tidelog.coordination.pipeline_rows import read_listed, read_progress
 from tidelog.erasure.rewrite import erase_from_archives
@@ -48,6 +49,7 @@ from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.gaps import RemadeError
 from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.tasks import LocalWorkers
+from tidelog.settings import LogSettings
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash

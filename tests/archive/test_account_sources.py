@@ -15,7 +15,8 @@ from tests.servers.moto import KEYS
 from tests.support.kinesis_server import FakeKinesis, running_kinesis
 from tidelog import Home
 from tidelog.archive.account import read_account
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.coordination.pipeline_rows import read_listed
 from tidelog.erasure.rewrite import erase_from_archive
 from tidelog.errors import TidelogError

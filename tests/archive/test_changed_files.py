@@ -10,7 +10,8 @@ import pytest
 from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
 from tidelog import Event, Home
 from tidelog.archive.dead_letters import ReplayOptions, replay
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.erasure import archive_only as archived

@@ -25,7 +25,8 @@ from tidelog.archive.finalize import finalize
 from tidelog.archive.read import ReadRequest, archived_rows, find_event
 from tidelog.archive.status import read_status
 from tidelog.archive.tables import change_tables, register
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.catalog.base import Delete, Put, Row
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import SourcePartition, SourceRange

@@ -34,7 +34,8 @@ from tidelog.archive.dead_letters import (
     replay,
 )
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.event_batch import EVENT_SCHEMA, table_of, with_position

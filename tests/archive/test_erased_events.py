@@ -25,7 +25,8 @@ from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.derived_archives import Origin
 from tidelog.archive.erased_events import ErasedBefore
 from tidelog.archive.generations import begin_backfill, promote
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.coordination.audit import Why, read_audit
 from tidelog.coordination.pipeline_rows import read_partitions

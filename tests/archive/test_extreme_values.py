@@ -14,7 +14,8 @@ from tests.codec.formats.files import batch, opened, write
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive.read import ReadRequest, archived_rows, file_rows, read_rows
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.codec.event_json import plain_rows, row_lines
 from tidelog.codec.formats.base import OwnColumns
 from tidelog.codec.formats.typed import ColumnarFormat

@@ -24,7 +24,8 @@ from tidelog.archive.archive import open_pipeline
 from tidelog.archive.coverage import MissingRange
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.archive.restore import RestoreOptions, restore
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.clock import SystemClock
 from tidelog.connectors.source import Chunk
 from tidelog.coordination.commits import read_manifests

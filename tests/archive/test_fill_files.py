@@ -15,7 +15,8 @@ from tidelog import Home
 from tidelog.archive.archive import open_pipeline
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.read import ReadRequest, archived_rows
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.driver import Driver, DriverOptions

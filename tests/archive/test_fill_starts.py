@@ -13,7 +13,8 @@ from tests.support.archive_look import an_archive
 from tidelog import Home
 from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import begin_backfill, promote, rollback
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.errors import InvalidError
 from tidelog.model.archive import Archive, ArchiveFormat, Start

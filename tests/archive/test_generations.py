@@ -16,7 +16,8 @@ from tests.archive.test_archive import an_archive, fill
 from tidelog import Event, Home
 from tidelog.archive.archive import committed_files, open_pipeline
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives

@@ -21,7 +21,8 @@ from tidelog import Home
 from tidelog.archive.archive import open_pipeline
 from tidelog.archive.generations import begin_backfill, promote, rollback
 from tidelog.archive.restore import RestoreOptions, restore
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.coordination.audit import Why
 from tidelog.coordination.commits import read_commits
 from tidelog.coordination.pipeline_rows import read_progress

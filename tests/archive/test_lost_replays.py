@@ -21,7 +21,8 @@ from tidelog import Event, Home
 from tidelog.archive.archive import find_archive
 from tidelog.archive.dead_letters import ReplayOptions, ReplayResult, replay
 from tidelog.archive.finalize import FinalizeOptions, finalize
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.catalog.base import Change, Put, Row
 from tidelog.coordination.pipeline_rows import read_progress, replay_pipeline
 from tidelog.erasure.rewrite import erase_from_archive
@@ -30,7 +31,7 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.forgotten_ranges import read_aside
-from tidelog.pipeline.partition_state import PartitionState
+from tidelog.pipeline.source_state import SourceState
 from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
@@ -271,7 +272,7 @@ def leave_undecided_manifest(home: Home, archive: Archive, topic: str) -> None:
     """A driver of the generation dies between a manifest and the intent that would name it."""
     real = Cycle._write
 
-    def dies(self: Cycle, state: PartitionState, *changes: Change) -> str:
+    def dies(self: Cycle, state: SourceState, *changes: Change) -> str:
         if state.intent is not None:
             raise Crash
         return real(self, state, *changes)

@@ -21,7 +21,8 @@ from tidelog.archive.archive import committed_files, open_pipeline
 from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.read import ReadRequest, archived_rows, file_rows, find_event
-from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions, ArchiveVerifyReport
 from tidelog.catalog.base import Delete, Put
 from tidelog.codec.event_json import row_lines
 from tidelog.connectors.sink import Sink

@@ -10,8 +10,8 @@ from tests.archive.test_fill import drive, home, trim
 from tests.support.archive_look import an_archive
 from tidelog import Event, Home
 from tidelog.archive.generations import begin_backfill, promote
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
-from tidelog.archive.verify_checks import SourceCheck
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions, SourceCheck
 from tidelog.coordination.audit import Why
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import read_progress

@@ -11,8 +11,8 @@ import pytest
 from tests.pipeline.test_forgotten_ranges import cycle
 from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, fill
 from tidelog import Home
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
-from tidelog.archive.verify_checks import Problem, check_decided
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions, Problem, check_decided
 from tidelog.catalog.base import Put
 from tidelog.coordination.commits import load_manifest, read_commits
 from tidelog.coordination.pipeline_rows import read_intent

@@ -11,7 +11,8 @@ import pytest
 
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog.archive.status import read_status
-from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions, ArchiveVerifyReport
 from tidelog.home import Home
 from tidelog.model.archive import Archive
 

@@ -18,8 +18,9 @@ from tidelog.catalog.dynamodb import DynamoCatalog
 from tidelog.catalog.dynamodb_client import BrokenReplyError, check_reply
 from tidelog.clock import SystemClock
 from tidelog.errors import ConflictError
+from tidelog.model.times import Backoff
 from tidelog.store.base import Store
-from tidelog.store.wrappers import Backoff, RetryingStore
+from tidelog.store.wrappers import RetryingStore
 
 BROKEN = [
     WireFault.CUT_REPLY,

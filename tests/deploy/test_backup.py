@@ -18,7 +18,8 @@ from tidelog import Event, Home
 from tidelog.archive.archive import create_archive, open_pipeline, sink_settings
 from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.status import read_status
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.connectors.archive.sink import ArchiveSink
 from tidelog.home import create_home, open_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives

@@ -20,7 +20,8 @@ from tidelog.archive.derived_archives import archives_of
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.read import ReadRequest, archived_rows, find_event
 from tidelog.archive.tables import change_tables, register
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archive, erase_from_archives

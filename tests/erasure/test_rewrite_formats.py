@@ -13,7 +13,8 @@ import pytest
 from tests.support.archive_look import FIRST_S, a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive.read import ReadRequest, archived_rows
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.codec.formats.avro import AvroFormat
 from tidelog.codec.formats.orc import OrcFormat
 from tidelog.codec.formats.parquet import ParquetFormat

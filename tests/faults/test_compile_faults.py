@@ -10,7 +10,7 @@ import pytest
 from tests.journal.test_compile import check, filled, values
 from tests.support.compiled_journals import ALL, Death, Press, amend_by_hand
 from tests.support.topic_upkeep import WEEK_S
-from tidelog.context import Context, LogSettings
+from tidelog.context import Context
 from tidelog.errors import NotFoundError, TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_steps import CompilePolicy
@@ -20,6 +20,7 @@ from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.producer.append import Appender
 from tidelog.log.topics import delete_topic, find_topic
 from tidelog.model.topic import Topic
+from tidelog.settings import LogSettings
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash, Scheduler
 

@@ -24,7 +24,8 @@ from tidelog import Event, Home
 from tidelog.archive.archive import open_pipeline
 from tidelog.archive.erased_events import deleted_offsets
 from tidelog.archive.tables import change_tables, register
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.erasure import rewrite as erase
 from tidelog.home import open_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives

@@ -19,7 +19,8 @@ from tidelog.archive.derived_archives import archives_of
 from tidelog.archive.iceberg import IcebergTable
 from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
 from tidelog.archive.tables import change_tables, register
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.connectors.archive.staging import StagedFiles
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import SourceRange

@@ -24,9 +24,9 @@ from tests.archive.test_fill import (
 from tidelog import Home
 from tidelog.archive import generations
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
-from tidelog.context import LogSettings
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.model import limits
+from tidelog.settings import LogSettings
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 

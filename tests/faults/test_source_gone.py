@@ -10,7 +10,8 @@ import pytest
 from tests.support.archive_look import AT, a_home, an_archive, drive, fill, value
 from tidelog import Event, Home
 from tidelog.archive.account import read_account
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.connectors.archive.sink import ArchiveSink
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.coordination.pipeline_rows import read_intent, read_progress

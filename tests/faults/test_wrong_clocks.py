@@ -13,7 +13,7 @@ import tidelog
 from tests.support.topic_upkeep import DAY_S, HOUR_MS, WEEK_S, House
 from tidelog import Event
 from tidelog.cli.main import cli
-from tidelog.context import Context, LogSettings
+from tidelog.context import Context
 from tidelog.errors import InvalidError
 from tidelog.home import create_home
 from tidelog.journal.scribe import Scribe, ScribeOptions
@@ -24,7 +24,7 @@ from tidelog.log.maintenance.trim import KeepBytes, ToOffsets, check_clock, trim
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model.topic import Topic
-from tidelog.settings import load_settings
+from tidelog.settings import LogSettings, load_settings
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.scheduler import FakeClock, seeded_ids
 

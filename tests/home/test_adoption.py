@@ -23,7 +23,8 @@ from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.finalize import finalize
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.tables import register_table
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.catalog.base import Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.coordination.pipeline_rows import read_archive

@@ -17,7 +17,8 @@ from tests.support.cli_run import run_here
 from tests.support.mounts import read_only
 from tidelog import Event, Home
 from tidelog.archive.status import read_status
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.coordination.pipeline_rows import list_archives
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import World, create_home, open_home

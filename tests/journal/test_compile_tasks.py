@@ -13,13 +13,13 @@ from tests.support.archive_look import a_home
 from tests.support.heartbeats import beaten_between_takes
 from tests.support.inline_tasks import InlineTasks
 from tidelog import Event, Home
-from tidelog.context import LogSettings
 from tidelog.errors import UnavailableError
 from tidelog.journal import compile_tasks as by_tasks
 from tidelog.journal.compile import CompilePlan, CompileReport, PartitionCompile
 from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.journal.compile_tasks import compile_by_tasks
 from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.settings import LogSettings
 
 ALL = CompilePolicy.everything()
 FOUR = CompilePolicy(min_events=1, min_amendments=1, max_events=40)

@@ -9,9 +9,9 @@ import pytest
 import tidelog
 from tests.support.waiting import until
 from tidelog import Event, Home
-from tidelog.context import LogSettings
 from tidelog.coordination.ownership import beating
 from tidelog.log.consumer.delivery import LeaseReader
+from tidelog.settings import LogSettings
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import pytest
 import tidelog
 from tidelog import Event, Home
 from tidelog.concurrency import Flag, Pool
-from tidelog.context import LogSettings
 from tidelog.log.consumer import consumer as consumer_module
 from tidelog.log.consumer import handler as handler_module
+from tidelog.settings import LogSettings
 
 _HANDLERS_RUN_AFTER = ("CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME")
 

@@ -15,13 +15,13 @@ from tests.support.homes import a_catalog
 from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.catalog.base import Catalog, Change, Put
-from tidelog.context import LogSettings
 from tidelog.errors import InvalidError, PartialAppendError, UnavailableError
 from tidelog.log.consumer import consumer as consumer_module
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Leases
 from tidelog.log.producer.append import Appender
 from tidelog.model.topic import SentBatch
+from tidelog.settings import LogSettings
 from tidelog.testing.scheduler import FakeClock
 
 

@@ -15,7 +15,8 @@ from tests.support.inline_tasks import InlineTasks
 from tidelog import Event, Home
 from tidelog.archive.archive import committed_files
 from tidelog.archive.read import ReadRequest, archived_rows
-from tidelog.archive.verify import ArchiveVerifyOptions, _VerifyLook, verify_archive
+from tidelog.archive.verify import _VerifyLook, verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
 from tidelog.erasure.archive_only import erase_archived

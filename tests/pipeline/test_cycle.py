@@ -23,8 +23,8 @@ from tidelog.model.times import Backoff
 from tidelog.model.topic import decode_row
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.gaps import LostError, RemadeError
-from tidelog.pipeline.partition_state import ClaimedError
 from tidelog.pipeline.pipeline import CycleReport, Pipeline
+from tidelog.pipeline.source_state import ClaimedError
 from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore

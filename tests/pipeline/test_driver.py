@@ -20,7 +20,7 @@ from tidelog.catalog.base import Catalog
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.connectors.source import Bounds, SourcePartition, SourceRange
-from tidelog.context import Context, LogSettings
+from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model import layout
@@ -29,11 +29,12 @@ from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.gaps import LostError
-from tidelog.pipeline.partition_state import ClaimedError
 from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.ranges import FilePolicy, WaitingEvents
 from tidelog.pipeline.share import request_flush
+from tidelog.pipeline.source_state import ClaimedError
 from tidelog.pipeline.tasks import LocalWorkers, Task, TaskOutcome
+from tidelog.settings import LogSettings
 from tidelog.store.memory import MemoryStore
 
 

@@ -25,7 +25,8 @@ from tidelog.archive.coverage import alike_ranges
 from tidelog.archive.fill import FillSource
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.archive.status import Limits, troubles
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.codec.event_batch import EVENT_SCHEMA, table_of, with_position
 from tidelog.connectors import by_url
 from tidelog.connectors.archive.reader import CompletedReader

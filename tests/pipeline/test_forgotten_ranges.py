@@ -18,7 +18,8 @@ from tidelog import Event, Home
 from tidelog.archive.archive import open_pipeline, sink_settings
 from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.read import ReadRequest, archived_rows
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.catalog.base import Change, Put
 from tidelog.connectors.archive.sink import ArchiveSink
 from tidelog.connectors.source import SourcePartition
@@ -29,8 +30,8 @@ from tidelog.model.pipeline import Begin, Progress
 from tidelog.model.topic import decode_row
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.forgotten_ranges import read_aside
-from tidelog.pipeline.partition_state import PartitionState
 from tidelog.pipeline.pipeline import CycleReport
+from tidelog.pipeline.source_state import SourceState
 from tidelog.pipeline.tasks import LocalWorkers, Workers
 from tidelog.store.base import Store
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
@@ -105,7 +106,7 @@ def an_undecided_range(home: Home, name: str) -> Archive:
     archive = an_archive(home, name, parser=AT_OR_WHEN)
     real = Cycle._write
 
-    def dies(self: Cycle, state: PartitionState, *changes: Change) -> str:
+    def dies(self: Cycle, state: SourceState, *changes: Change) -> str:
         if state.intent is not None:
             raise Crash
         return real(self, state, *changes)

@@ -20,7 +20,8 @@ from tests.servers.scylla_play import BASE, Play, Row
 from tests.support.waiting import until
 from tidelog import Home
 from tidelog.archive.archive import open_pipeline
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.connectors.kinesis.client import Kinesis
 from tidelog.connectors.scylla.session import close_sessions
 from tidelog.errors import NotFoundError

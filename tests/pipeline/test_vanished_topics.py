@@ -18,7 +18,8 @@ from tidelog import Home
 from tidelog.archive.archive import open_pipeline
 from tidelog.archive.freeze import _with_decisions
 from tidelog.archive.generations import begin_backfill, promote
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.connectors import by_url as places
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import VanishedError

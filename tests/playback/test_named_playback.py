@@ -18,7 +18,7 @@ from tests.support.rounds import rounds
 from tidelog.catalog.base import Put
 from tidelog.clock import SystemClock
 from tidelog.connectors.sink import Lot, PlaybackSink, SinkContext, open_playback_sink
-from tidelog.context import Context, LogSettings
+from tidelog.context import Context
 from tidelog.errors import (
     FencedError,
     InvalidError,
@@ -36,6 +36,7 @@ from tidelog.model.topic import Topic, encode_row
 from tidelog.playback.play import Playback, PlaybackOptions, PlaybackResult, run_named
 from tidelog.playback.request import PlaybackRequest, pinned_playback
 from tidelog.playback.session import NamedPlayback, find_playback
+from tidelog.settings import LogSettings
 from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash, Scheduler, seeded_ids

@@ -30,7 +30,8 @@ from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.archive.restore import RestoreOptions, restore
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError

@@ -18,7 +18,7 @@ import pytest
 from tests.sim.audit import AuditedCatalog
 from tests.sim.decoding import decoding_once
 from tidelog import errors
-from tidelog.context import Context, LogSettings
+from tidelog.context import Context
 from tidelog.errors import (
     FencedError,
     InternalError,
@@ -28,6 +28,7 @@ from tidelog.errors import (
 )
 from tidelog.log.maintenance.sweep import SweepReport
 from tidelog.model.times import Backoff
+from tidelog.settings import LogSettings
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore, Host, Process

@@ -20,7 +20,7 @@ from tests.sim.audit import AuditedCatalog
 from tests.sim.base import RATES, SimWorld, check_swept, in_peace
 from tests.sim.flushers import send_and_flush
 from tests.sim.ledger import Ledger, Place
-from tidelog.context import Context, LogSettings
+from tidelog.context import Context
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -44,6 +44,7 @@ from tidelog.log.producer.producer import Producer
 from tidelog.log.topics import create_topic, find_topic
 from tidelog.model.event import Event, Position
 from tidelog.model.topic import Topic
+from tidelog.settings import LogSettings
 from tidelog.testing.faults import Fault, Host
 
 __all__ = ["ClientsWorld", "DeniedWorld", "LossyWorld"]

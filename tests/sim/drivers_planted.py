@@ -13,8 +13,8 @@ from tidelog.archive.freeze import HeadGate
 from tidelog.model.pipeline import Progress
 from tidelog.pipeline import cycle
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.partition_state import ClaimedError
 from tidelog.pipeline.share import DriverMembers
+from tidelog.pipeline.source_state import ClaimedError
 
 __all__ = [
     "commit_under_an_old_epoch",

@@ -18,7 +18,7 @@ from tidelog.api.consumers import ConsumerHandle
 from tidelog.catalog.base import Change, Put, Row
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
-from tidelog.context import Context, LogSettings
+from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites, _TrackedCatalog
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.consumer.consumer import Consumer
@@ -30,6 +30,7 @@ from tidelog.log.topics import find_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.topic import decode_row
+from tidelog.settings import LogSettings
 from tidelog.testing.faults import Fault
 
 __all__ = ["RebalanceWorld"]

@@ -34,7 +34,8 @@ from tests.sim.base import ACCEPTED
 from tests.sim.journal_raw import Place, Raw, State, WatchedStore
 from tidelog.archive.archive import find_archive
 from tidelog.archive.dead_letters import ReplayOptions, replay
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.catalog.base import Row
 from tidelog.erasure.archive_only import erase_archived, finish_archive
 from tidelog.erasure.proof import Proof

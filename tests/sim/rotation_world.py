@@ -26,7 +26,8 @@ from tests.sim.archive_home import ArchivesHome
 from tests.sim.archive_world import RAW
 from tidelog import store as here
 from tidelog.archive.archive import find_archive
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.connectors.files import source as files
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home

@@ -27,7 +27,7 @@ from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.copier import Copier, append_staged
 from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import create_topic, delete_topic, find_topic
-from tidelog.maintenance.purge import purge_once
+from tidelog.maintenance.purge import purge
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.times import Backoff
@@ -228,7 +228,7 @@ def test_proof_says_that_a_decided_batch_must_be_stored_first(
         assert "options sink `s` and batch 0" in found.do
         SparkSink(home.context, topic, "s").commit(batch)
         home.delete_key("t", b"ada")
-        purge_once(home.context, home.topic("t"), grace_ms=0)
+        purge(home.context, home.topic("t"), grace_ms=0)
         assert home.prove_erased("t", keys=[b"ada"]).is_erased
 
 

@@ -16,7 +16,8 @@ from tests.support.archive_look import a_home, an_archive
 from tidelog import Home
 from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.generations import begin_backfill, promote
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.model.archive import ArchiveFormat
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.tasks import LocalWorkers

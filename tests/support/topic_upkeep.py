@@ -10,7 +10,8 @@ from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import Segment, encode_segment, encode_staged
 from tidelog.context import Context
-from tidelog.log.maintenance.verify import Finding, VerifyReport, verify_topic
+from tidelog.log.maintenance.verify import VerifyReport, verify_topic
+from tidelog.log.maintenance.verify_bytes import Finding
 from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.append_plan import StoredSegment

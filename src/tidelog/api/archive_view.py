@@ -18,9 +18,8 @@ from tidelog.archive.metrics import ArchiveHistory, metrics_text, read_history
 from tidelog.archive.read import FindResult, ReadRequest, archived_rows, find_event
 from tidelog.archive.restore import restore_limit
 from tidelog.archive.status import ArchiveStatus, Limits, WaitingTimes, read_status, troubles
-from tidelog.archive.table_files import TableStatus
+from tidelog.archive.table_files import RegisterResult, TableStatus
 from tidelog.archive.tables import (
-    RegisterResult,
     change_tables,
     forget_table,
     register_table,
@@ -28,7 +27,8 @@ from tidelog.archive.tables import (
     resolve_table,
     table_status,
 )
-from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_generations
+from tidelog.archive.verify import verify_generations
+from tidelog.archive.verify_checks import ArchiveVerifyOptions, ArchiveVerifyReport
 from tidelog.connectors.by_url import open_source, store_at
 from tidelog.connectors.source import GroupSource, SourcePartition
 from tidelog.context import Context

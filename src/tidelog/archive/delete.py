@@ -161,10 +161,11 @@ def _delete(context: Context, name: str, shown: str) -> None:
 
 
 def delete_lost(context: Context, name: str, shown: str = "") -> None:
-    """Ends an archive whose outside folder is gone, and frees its name. ``NotFoundError``.
+    """Ends an archive whose outside folder is gone, and frees its name.
 
-    Raises ``InvalidError`` unless the folder is empty, and while another archive or a pipeline
-    reads the archive. Skips steps 2 to 4: unfinished ranges are lost with the folder.
+    Raises ``NotFoundError`` for an unknown archive. Raises ``InvalidError`` unless the folder is
+    empty, and while another archive or a pipeline reads the archive. Skips steps 2 to 4: unfinished
+    ranges are lost with the folder.
     """
     archive = _present(context, name, shown)
     _check_lost(context, archive)

@@ -91,6 +91,13 @@ class Deletions:
     by_key: Mapping[bytes, PartitionOffsets] = field(default_factory=dict)
     ledger: ErasedIds = NOTHING_ERASED  # until when events with these ids and keys were erased
 
+    @classmethod
+    def anywhere(
+        cls, ids: Iterable[str], keys: Iterable[bytes], ledger: ErasedIds = NOTHING_ERASED
+    ) -> Deletions:
+        """Returns what finds ids and keys wherever they are: no offsets are known."""
+        return cls({}, {each: {} for each in ids}, {each: {} for each in keys}, ledger)
+
 
 def deleted_offsets(context: Context, topic: Topic) -> PartitionOffsets:
     """Returns every offset of a topic that was ever deleted, by partition."""

@@ -51,9 +51,9 @@ from tidelog.model.event import to_iso
 from tidelog.model.pipeline import Progress
 from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.partition_state import PartitionState, frozen_error
 from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.source_partitions import copy_seen
+from tidelog.pipeline.source_state import SourceState, frozen_error
 
 __all__ = [
     "HeadGate",
@@ -154,22 +154,22 @@ class _Freeze(Cycle):
         """Freezes one head, and settles its range."""
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
 
-        def decide(rows: Rows) -> Decision[PartitionState | None]:
+        def decide(rows: Rows) -> Decision[SourceState | None]:
             row = rows["head"]
             found = decode_row(row.value, Progress, where) if row is not None else None
             if found is not None and found.closed:
                 return Decision(None)
             if row is not None and found is not None and found.frozen == promotion:
-                return Decision(PartitionState(partition, where, found, row.version))
+                return Decision(SourceState(partition, where, found, row.version))
             head = msgspec.structs.replace(found or Progress("", 0, 0), frozen=promotion)
-            state = PartitionState(partition, where, head, rows.write_id)
+            state = SourceState(partition, where, head, rows.write_id)
             return Decision(state, [rows.put("head", encode_row(head))])
 
         state = update(self._context, where, ["head"], decide, f"head of `{partition.text}`")
         if state is not None:
             self._settle(state)
 
-    def _settle(self, state: PartitionState) -> None:
+    def _settle(self, state: SourceState) -> None:
         state.read_intent(self._context.catalog)
         if state.intent is None:
             return

@@ -85,7 +85,6 @@ from tidelog.model.times import Backoff
 from tidelog.pipeline.forgotten_ranges import read_aside
 
 __all__ = [
-    "RegisterResult",
     "change_tables",
     "check_table",
     "check_tables",

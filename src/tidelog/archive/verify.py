@@ -74,7 +74,7 @@ from tidelog.pipeline.date_folders import DateFolders, FolderCounter
 from tidelog.pipeline.forgotten_ranges import forgotten_files
 from tidelog.store.base import Store
 
-__all__ = ["ArchiveVerifyOptions", "ArchiveVerifyReport", "verify_archive", "verify_generations"]
+__all__ = ["verify_archive", "verify_generations"]
 
 _AT_ONCE = 4  # files to read in parallel
 _KEEP = "keep everything as it is, and report it"

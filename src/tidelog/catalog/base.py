@@ -109,7 +109,10 @@ class Catalog(Protocol):
         ...
 
     def get(self, partition: str, row: str) -> Row | None:
-        """Returns the row as the last acknowledged write left it, or None. ``UnavailableError``."""
+        """Returns the row as the last acknowledged write left it, or None.
+
+        Raises ``UnavailableError`` if the catalog cannot be reached.
+        """
         ...
 
     def scan(

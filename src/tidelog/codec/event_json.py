@@ -148,7 +148,7 @@ def event_lines(events: Iterable[Event]) -> bytes:
 def batch_lines(batch: pa.RecordBatch) -> bytes:
     """Returns the same for a batch in event columns, with or without ``error``.
 
-    ``CorruptError``.
+    Raises ``CorruptError`` for text that is not UTF-8.
     """
     try:
         return _batch_lines(batch)
@@ -413,9 +413,11 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 
 def ids_of_lines(text: str, what: str) -> list[str]:
-    """Returns the ids of lines that end with a newline; skips empty ones. ``InvalidError``.
+    """Returns the ids of lines that end with a newline; skips empty ones.
 
     If the first of several ends with a carriage return too, as Windows writes it, all lines may.
+    Raises ``InvalidError`` for a line that could mean two ids, or is not a JSON string if it begins
+    with a quote.
     """
     if text.startswith(_BYTE_ORDER_MARK):
         raise InvalidError(

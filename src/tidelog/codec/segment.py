@@ -36,7 +36,6 @@ from tidelog.model.topic import AppenderView, Piece
 __all__ = [
     "SCHEMA_RANGE",
     "IdIndex",
-    "Piece",
     "Segment",
     "decode_index",
     "encode_index",

@@ -104,7 +104,9 @@ class Tokens:
         return rotate_token(self._context, token_id, duration_ms(overlap), who)
 
     def revoke(self, token_id: str, *, who: str = "") -> Token:
-        """Removes a token and returns it; servers refuse it within seconds. ``NotFoundError``.
+        """Removes a token and returns it; servers refuse it within seconds.
+
+        Raises ``NotFoundError`` if there is no such token.
 
         >>> token, _ = home.tokens.create(["read"])
         >>> home.tokens.revoke(token.id).id == token.id
@@ -148,7 +150,8 @@ def create_token(
 ) -> tuple[Token, str]:
     """Creates a token. Returns what the home stores, and the token's text, which is not stored.
 
-    A scope means a grant of it for all topics. ``who`` is for the home's audit. ``InvalidError``.
+    A scope means a grant of it for all topics. ``who`` is for the home's audit. Raises
+    ``InvalidError`` for grants, a label or a time that cannot be.
     """
     wanted = grants_of(grants)
     if not wanted:

@@ -388,12 +388,11 @@ def erase_archived(
 ) -> ErasedFromArchives:
     """Erases what an archive holds under ids or a key, from its files and from its copies.
 
-    Archives that it was made of are searched, but keep the events: ``left`` names those that do,
-    ranges of this one that were under way for longer than ten seconds, and copies that have a range
-    under way.
-    ``named`` lists files whose folders have names from erased events. Raises ``InvalidError`` if
-    such an event comes from an existing topic: delete it there. Safe to repeat and to kill: the
-    scribe resumes.
+    Archives that it was made of are searched, but keep the events. ``left`` names archives that
+    still hold them, ranges of this archive that were under way for more than ten seconds, and
+    copies with a range under way. ``named`` lists files whose folders have names from erased
+    events. Raises ``InvalidError`` if such an event comes from an existing topic: delete it there.
+    Safe to repeat and to kill: the scribe resumes.
     """
     finish_archive(context, archive)
     sought = matcher_of(ids, key)

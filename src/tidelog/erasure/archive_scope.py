@@ -121,14 +121,11 @@ class ArchiveScope(ProofScope):
 
     def matcher(self, ids: Collection[str], keys: Collection[bytes]) -> EventMatcher:
         """Returns what recognizes them; it learns offsets as ``partitions`` is called."""
-        self._deletions = Deletions(
-            by_id={each: {} for each in ids},
-            by_key={each: {} for each in keys},
-            ledger=ErasedIds(
-                self._times({id_hash(each) for each in ids}, by_key=False),
-                self._times({key_hash(each) for each in keys}, by_key=True),
-            ),
+        times = ErasedIds(
+            self._times({id_hash(each) for each in ids}, by_key=False),
+            self._times({key_hash(each) for each in keys}, by_key=True),
         )
+        self._deletions = Deletions.anywhere(ids, keys, times)
         return EventMatcher(self._deletions, by_offset=False)
 
     def knows_all(self, deletions: Deletions) -> bool:

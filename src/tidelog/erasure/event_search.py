@@ -91,8 +91,7 @@ def matcher_of(ids: Collection[str], key: bytes | None) -> EventMatcher:
         raise InvalidError("erase: give ids, or one key")
     for each in ids:
         check_utf8("id", each)  # dead letters have ids that no topic accepts, such as an empty one
-    keys: dict[bytes, dict[int, set[int]]] = {} if key is None else {key: {}}
-    return EventMatcher(Deletions(by_id={each: {} for each in ids}, by_key=keys))
+    return EventMatcher(Deletions.anywhere(ids, () if key is None else (key,)))
 
 
 def check_trimmed(
@@ -439,8 +438,7 @@ def files_to_search(
 
 def _without_places(sought: EventMatcher) -> EventMatcher:
     """Returns what finds the same ids and keys, and is small: it goes out with every task."""
-    ids, keys = sought.deletions.by_id, sought.deletions.by_key
-    return EventMatcher(Deletions(by_id={i: {} for i in ids}, by_key={k: {} for k in keys}))
+    return EventMatcher(Deletions.anywhere(sought.deletions.by_id, sought.deletions.by_key))
 
 
 def _is_clean_file(sought: EventMatcher, work: _ArchivedFile) -> bool:

@@ -217,7 +217,7 @@ def lasting_uploads(store: Store, clock: Clock) -> Iterator[Upload]:
     A running upload becomes an object, or its writer deletes it. So a proof lists uploads before
     objects, and waits a little for those that may end: a finished one is then in a listing. A
     process that has not begun its upload has the bytes only in memory, which no proof can see. The
-    protocols (``rewrite.is_under_way``) cover what it may write.
+    protocols (``unfinished_ranges.is_under_way``) cover what it may write.
     """
     under_way: dict[tuple[str, int], Upload] = {}
     for upload in store.uploads():

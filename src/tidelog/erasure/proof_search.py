@@ -6,14 +6,14 @@ archive made of the topic. Then everything in the home is listed, and objects th
 are searched with their names; manifests are searched for the names of files. So are unfinished
 uploads, which no listing shows, and topics that pipelines and playbacks copied events into.
 
-An event is recognized by its id or key, and in archives by its offset too. One after the erasure,
-by the ledger's time, is a new event; except in an object that no row names, because no delete has
-seen its time, and in a copy whose times a pump or a transform has set. An archive's unfinished
-range counts: its driver may have read the event before the delete. A file of an archive without ids
-or keys cannot be searched for them, and counts too; a file that is not ours is searched in all its
-columns. Every table in the archive's row must list rewritten files as they are now. Each finding
-comes with what to do about it. With a task runner, tasks search segments, journals and files of
-archives first (``event_search``).
+An event is recognized by its id or key, and in archives by its offset too. An event whose time is
+after that of the erasure, by the ledger, is a new event. There are two exceptions: objects that no
+row names, because no delete has seen the times of their events, and copies whose times a pump or a
+transform has set. An archive's unfinished range counts: its driver may have read the event before
+the delete. A file of an archive without ids or keys cannot be searched for them, and counts too; a
+file that is not ours is searched in all its columns. Every table in the archive's row must list
+rewritten files as they are now. Each finding comes with what to do about it. With a task runner,
+tasks search segments, journals and files of archives first (``event_search``).
 """
 
 from __future__ import annotations

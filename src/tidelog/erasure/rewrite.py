@@ -101,7 +101,6 @@ from tidelog.store.base import Store
 
 __all__ = [
     "ArchiveErasure",
-    "Offsets",
     "PartitionRewriter",
     "RangeToSettle",
     "erase_aside",

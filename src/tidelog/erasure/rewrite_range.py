@@ -31,7 +31,7 @@ from tidelog.archive.read import ArchiveFiles
 from tidelog.catalog.update import rounds
 from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
-from tidelog.connectors.archive.staging import Spool, StagedFiles
+from tidelog.connectors.archive.staging import Spool, StagedFiles, encode_dead_letters
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -516,9 +516,7 @@ def _with_values(
 
 
 def _dead_letters(kept: list[pa.RecordBatch]) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_batches(kept, MISFIT_SCHEMA), sink, compression="zstd")
-    return bytes(sink.getvalue().to_pybytes())
+    return encode_dead_letters(pa.Table.from_batches(kept, MISFIT_SCHEMA))
 
 
 FILE_ATTEMPTS = 50  # at one file that changes

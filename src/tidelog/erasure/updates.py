@@ -41,11 +41,11 @@ from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_partitions, replay_pipeline
 from tidelog.erasure.rewrite import (
     ArchiveErasure,
-    Offsets,
     PartitionRewriter,
     RangeToSettle,
     settle_ranges,
 )
+from tidelog.erasure.rewrite_range import Offsets
 from tidelog.erasure.unfinished_ranges import finish_remedy, is_under_way
 from tidelog.errors import NotFoundError, TidelogError, UnavailableError, contained
 from tidelog.journal.lookup import Lookup

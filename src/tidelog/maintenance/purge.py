@@ -92,6 +92,33 @@ class Erasure:
     swept: SweepReport
     staging: PipelineSweep
 
+    @property
+    def files(self) -> int:
+        """Returns how many files of archives were rewritten.
+
+        >>> home.purge("orders").files
+        0
+        """
+        return sum(each.files for each in self.archives)
+
+    @property
+    def waiting(self) -> int:
+        """Returns how many ranges of archives were under way that may hold an erased event.
+
+        >>> home.purge("orders").waiting
+        0
+        """
+        return sum(each.waiting for each in self.archives)
+
+    @property
+    def objects_deleted(self) -> int:
+        """Returns how many objects were swept.
+
+        >>> home.purge("orders").objects_deleted >= 0
+        True
+        """
+        return self.swept.objects_deleted + self.staging.objects_deleted
+
 
 @dataclass(frozen=True, slots=True)
 class TopicEvents:
@@ -280,8 +307,7 @@ def erase_archived_and_prove(
 
 def _redact_seeks(context: Context, ids: Collection[str], keys: Collection[bytes]) -> None:
     """Takes ids and keys out of the home's audit, where people wrote them as reasons."""
-    sought = Deletions(by_id={each: {} for each in ids}, by_key={each: {} for each in keys})
-    redact_seeks(context, sought)
+    redact_seeks(context, Deletions.anywhere(ids, keys))
 
 
 def erase_until_settled(

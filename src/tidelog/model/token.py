@@ -129,7 +129,10 @@ class TokenUse(Persisted, frozen=True):
 
 
 def grants_of(given: Iterable[Grant | Scope]) -> tuple[Grant, ...]:
-    """Returns grants in order, without duplicates; a scope means all topics. ``InvalidError``."""
+    """Returns grants in order, without duplicates; a scope means all topics.
+
+    Raises ``InvalidError`` for a grant that is not valid.
+    """
     found = {(each if isinstance(each, Grant) else Grant(each)).checked(): None for each in given}
     return tuple(sorted(found, key=lambda each: (SCOPES.index(each.scope), each.topics)))
 

@@ -4,7 +4,7 @@ This room keeps promise P4: the content of a range is decided once, published un
 counted once, whatever crashes and however many drivers run. Only the catalog decides: Spark's
 checkpoints are not used. It must not import pyspark: Spark's workers are in ``spark.workers``.
 
-``pipeline`` has a pipeline's parts, ``tasks`` what runs on workers, ``partition_state`` what a
+``pipeline`` has a pipeline's parts, ``tasks`` what runs on workers, ``source_state`` what a
 driver knows of a source partition, and ``manifest`` what a range produced. ``cycle`` has the steps
 and their crash table. ``driver`` runs cycles, ``pump`` copies a source into a topic, ``stream``
 passes one to a handler, ``ranges`` decides when a range is due and how it is cut,

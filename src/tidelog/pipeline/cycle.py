@@ -92,16 +92,6 @@ from tidelog.pipeline.gaps import (
     vanished_head,
 )
 from tidelog.pipeline.manifest import commit_of, is_idle, manifest_of, missing_from
-from tidelog.pipeline.partition_state import (
-    ClaimedError,
-    PartitionState,
-    claim_failed_error,
-    claimed_head,
-    closed_error,
-    explained,
-    frozen_error,
-    taken_error,
-)
 from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.ranges import (
     FindNext,
@@ -115,6 +105,16 @@ from tidelog.pipeline.ranges import (
     intend_next,
     plan_tasks,
     read_no_more,
+)
+from tidelog.pipeline.source_state import (
+    ClaimedError,
+    SourceState,
+    claim_failed_error,
+    claimed_head,
+    closed_error,
+    explained,
+    frozen_error,
+    taken_error,
 )
 from tidelog.pipeline.tasks import Task, TaskOutput
 from tidelog.store.base import put_same
@@ -145,7 +145,7 @@ class Cycle:
         self._may_take = may_take
         self.drivers = 1  # that share the rate of the pipeline
         self.list_partition = self._list
-        self._states: dict[SourcePartition, PartitionState] = {}
+        self._states: dict[SourcePartition, SourceState] = {}
         self._stale: set[SourcePartition] = set()
         self._maybe_claimed: set[SourcePartition] = set()  # they may be ours: a reply was lost
         self._looked: set[SourcePartition] = set()  # for ranges that the catalog lost
@@ -187,7 +187,7 @@ class Cycle:
                 self._pipeline.gate()
                 self._maybe_claimed.add(partition)
                 self._context.catalog.write(where, change, write_id=write_id)
-                state = PartitionState(partition, where, head, write_id, unchecked=unchecked)
+                state = SourceState(partition, where, head, write_id, unchecked=unchecked)
                 self._states[partition] = state
                 self._stale.add(partition)  # until its intent is known too
                 self._maybe_claimed.discard(partition)
@@ -346,7 +346,7 @@ class Cycle:
             return ()
         return manifests_since(self._context, self._pipeline.id, partition.text, epoch)
 
-    def _set_aside(self, state: PartitionState, report: CycleReport) -> None:
+    def _set_aside(self, state: SourceState, report: CycleReport) -> None:
         """Before step 3: sets files of forgotten ranges aside (``forgotten_ranges``)."""
         sink, partition = self._pipeline.sink, state.partition.text
         if state.unchecked and isinstance(sink, FileSink):
@@ -357,13 +357,13 @@ class Cycle:
         state.head = msgspec.structs.replace(state.head, looked=epoch)  # at the next write
         self._looked.add(state.partition)
 
-    def _commit_aside(self, state: PartitionState, rows: Sequence[Put]) -> None:
+    def _commit_aside(self, state: SourceState, rows: Sequence[Put]) -> None:
         """Commits that ranges are set aside: no later file can have one of their names."""
         head = msgspec.structs.replace(state.head, names=self._context.ids.new()[:NAMES_CHARS])
         change = Put("head", encode_row(head), expect=state.head_version)
         state.head_version, state.head = self._write(state, change, *rows), head
 
-    def _beside(self, state: PartitionState) -> list[Aside]:
+    def _beside(self, state: SourceState) -> list[Aside]:
         """Sets aside what replays of dead letters lost: steps a and b of ``forgotten_ranges``."""
         self._commit_aside(state, ())
         pipeline = replace(self._pipeline, id=replay_pipeline(self._pipeline.id))
@@ -386,7 +386,7 @@ class Cycle:
         listed = ListedPartition(partition.text, seen_ms=self._context.clock.now_ms())
         list_partitions(self._context, self._pipeline.id, [listed])
 
-    def _end_if_recreated(self, state: PartitionState, held: Bounds, is_due: bool) -> bool:
+    def _end_if_recreated(self, state: SourceState, held: Bounds, is_due: bool) -> bool:
         """Ends a recreated partition, or begins one whose topic was not read; returns whether."""
         source, now_ms = self._pipeline.source, self._context.clock.now_ms()
         now = remade_bounds(state.partition, state.head, held, source, self._accept_loss)
@@ -416,7 +416,7 @@ class Cycle:
         if state.intent is None or not state.intent.manifest:
             self._accept(state, vanished_head(state.head, end, self._context.clock.now_ms()))
 
-    def _accept(self, state: PartitionState, head: Progress) -> None:
+    def _accept(self, state: SourceState, head: Progress) -> None:
         """Puts the head with what a person accepted, and deletes an undecided intent."""
         check_gaps(state.partition, head, ())
         changes: list[Change] = [Put("head", encode_row(head), expect=state.head_version)]
@@ -425,7 +425,7 @@ class Cycle:
         state.head_version = self._write(state, *changes)
         state.head, state.intent, state.intent_version = head, None, ""
 
-    def _intend(self, state: PartitionState, limit: str, bounds: Bounds, parts: int) -> None:
+    def _intend(self, state: SourceState, limit: str, bounds: Bounds, parts: int) -> None:
         """Step 3."""
         source, (start, _) = self._pipeline.source, self.span(state.partition, bounds)
         lost = lost_before(state.partition, state.head, bounds, source, self._accept_loss)
@@ -447,7 +447,7 @@ class Cycle:
         )
         state.read_intent(self._context.catalog)
 
-    def _tasks(self, state: PartitionState, intent: Intent, report: CycleReport) -> list[Task]:
+    def _tasks(self, state: SourceState, intent: Intent, report: CycleReport) -> list[Task]:
         """Step 4, as a task for each cut."""
         try:
             return plan_tasks(self._pipeline, state, intent, state.head.ordinal, self._context.ids)
@@ -456,7 +456,7 @@ class Cycle:
             report.withdrawn.add(state.partition)
             raise
 
-    def _tasks_ahead(self, state: PartitionState, manifest: Manifest) -> list[Task]:
+    def _tasks_ahead(self, state: SourceState, manifest: Manifest) -> list[Task]:
         """Step 4 of what is read ahead; nothing if it fails: the plan after a commit shows why."""
         ahead = state.intent.ahead if state.intent is not None else None
         ordinal, ids = manifest.ordinal + manifest.read, self._context.ids
@@ -465,7 +465,7 @@ class Cycle:
         return []
 
     def _shorten_range(
-        self, state: PartitionState, error: TidelogError, report: CycleReport
+        self, state: SourceState, error: TidelogError, report: CycleReport
     ) -> list[Task]:
         """In step 4: ends a range before a record that the sink refused, if anything is there.
 
@@ -481,7 +481,7 @@ class Cycle:
         state.read_intent(self._context.catalog)
         return self._tasks(state, intent, report)
 
-    def _fail(self, state: PartitionState, error: TidelogError, report: CycleReport) -> NoReturn:
+    def _fail(self, state: SourceState, error: TidelogError, report: CycleReport) -> NoReturn:
         """Raises the error of a range that could not be read, or not to its end.
 
         If cuts before the failed one are committed, the rest is planned again.
@@ -495,7 +495,7 @@ class Cycle:
             check_plan(self._pipeline.source, state.reader)
         raise error
 
-    def _withdraw(self, state: PartitionState) -> None:
+    def _withdraw(self, state: SourceState) -> None:
         """Deletes an intent: nothing was decided, so the next one may differ."""
         # The head gets a new version: no repeated packet of step 3 brings the intent back.
         head = Put("head", encode_row(state.head), expect=state.head_version)
@@ -504,7 +504,7 @@ class Cycle:
         state.intent, state.intent_version = None, ""
 
     def _record(
-        self, state: PartitionState, produced: TaskOutput, find_next: FindNext = read_no_more
+        self, state: SourceState, produced: TaskOutput, find_next: FindNext = read_no_more
     ) -> Manifest:
         """Step 5."""
         intent, source = state.intent, self._pipeline.source
@@ -528,7 +528,7 @@ class Cycle:
         return manifest
 
     def _finish(
-        self, state: PartitionState, manifest: Manifest, report: CycleReport, has_next: bool = False
+        self, state: SourceState, manifest: Manifest, report: CycleReport, has_next: bool = False
     ) -> None:
         """Steps 6 and 7. Without ``has_next``, no task reads ahead, and no next range begins."""
         partition, events = manifest.partition, manifest.read
@@ -553,7 +553,7 @@ class Cycle:
         report.committed[state.partition] = manifest
         self._pipeline.sink.discard(manifest)
 
-    def _publish(self, state: PartitionState, manifest: Manifest) -> int:
+    def _publish(self, state: SourceState, manifest: Manifest) -> int:
         """Step 6. Returns how many events were skipped because they were erased from the target.
 
         If another driver has the partition, it published the range or skipped it, and deleted the
@@ -567,7 +567,7 @@ class Cycle:
                 raise taken_error(self._pipeline.name, state.partition.text) from exc
             raise
 
-    def _write(self, state: PartitionState, *changes: Change) -> str:
+    def _write(self, state: SourceState, *changes: Change) -> str:
         """Writes conditionally. Raises ``FencedError`` if another driver has the partition."""
         write_id = self._context.ids.new()
         try:
@@ -580,7 +580,7 @@ class Cycle:
         return load_manifest(self._context.store, key)
 
     @contextlib.contextmanager
-    def _contain_errors(self, state: PartitionState, report: CycleReport) -> Iterator[None]:
+    def _contain_errors(self, state: SourceState, report: CycleReport) -> Iterator[None]:
         """Reports any exception of one partition, without stopping the others.
 
         The known rows of that partition may be wrong after that, so it must be claimed again.

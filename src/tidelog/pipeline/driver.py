@@ -50,7 +50,6 @@ from tidelog.errors import (
 from tidelog.model.pipeline import Begin, Progress
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures, contain_errors
-from tidelog.pipeline.partition_state import FrozenError
 from tidelog.pipeline.pipeline import CycleReport, Pipeline
 from tidelog.pipeline.ranges import (
     FilePolicy,
@@ -69,6 +68,7 @@ from tidelog.pipeline.source_partitions import (
     TrackedPartitions,
     vanished_error,
 )
+from tidelog.pipeline.source_state import FrozenError
 from tidelog.pipeline.tasks import ParallelWorkers
 
 __all__ = ["Driver", "DriverOptions", "new_stop"]

@@ -36,7 +36,7 @@ from tidelog.model.pipeline import (
 )
 from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.gaps import LostError
-from tidelog.pipeline.partition_state import ClaimedError
+from tidelog.pipeline.source_state import ClaimedError
 
 __all__ = [
     "PipelineFailures",

@@ -54,7 +54,7 @@ from tidelog.model.pipeline import (
     joined_gaps,
     offsets_between,
 )
-from tidelog.pipeline.partition_state import PartitionState
+from tidelog.pipeline.source_state import SourceState
 
 __all__ = [
     "REMADE_REMEDY",
@@ -344,7 +344,7 @@ class TopicHeads:
 
 
 def is_topic_remade(
-    state: PartitionState,
+    state: SourceState,
     held: Bounds,
     others: Mapping[SourcePartition, Progress],
     source: Source,

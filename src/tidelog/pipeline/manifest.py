@@ -27,7 +27,7 @@ from tidelog.model.pipeline import (
     joined_gaps,
     offsets_between,
 )
-from tidelog.pipeline.partition_state import PartitionState
+from tidelog.pipeline.source_state import SourceState
 from tidelog.pipeline.tasks import ErasedRows, TaskOutput
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
 
 def manifest_of(
     pipeline: str,
-    state: PartitionState,
+    state: SourceState,
     intent: Intent,
     produced: TaskOutput,
     missing: MissingOffsets,
@@ -80,7 +80,7 @@ def manifest_of(
 
 
 def missing_from(
-    source: Source, state: PartitionState, intent: Intent, produced: TaskOutput
+    source: Source, state: SourceState, intent: Intent, produced: TaskOutput
 ) -> MissingOffsets:
     """Returns why a range has fewer events than offsets."""
     start = intent.lost[-1].end if intent.lost else intent.start
@@ -102,8 +102,8 @@ def _with_erased(
 ) -> MissingOffsets:
     """Returns what is missing, where no offset known to be erased counts as something else.
 
-    A source may know only totals, or no longer know that an offset had an event. Of the erased
-    offsets, ``left_out`` ones were read at most, and a transform dropped some at most.
+    A source may know only totals, or no longer know that an offset had an event. At most
+    ``left_out`` of the erased offsets were read, and a transform may have dropped others.
     """
     known = erased.count_in(int(range.start), int(range.limit), missing.gaps) - left_out
     known -= sum(gap.offsets for gap in missing.gaps if gap.reason == "transform")

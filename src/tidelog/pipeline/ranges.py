@@ -83,8 +83,8 @@ from tidelog.model import defaults, layout
 from tidelog.model.limits import RANGE_CUTS_MAX
 from tidelog.model.pipeline import FileEntry, Intent, Manifest, offsets_between
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.partition_state import PartitionState
 from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.source_state import SourceState
 from tidelog.pipeline.tasks import ParallelWorkers, Task, TaskOutcome, TaskOutput
 
 __all__ = [
@@ -284,7 +284,7 @@ def divide_reader(source: Source, reader: RangeReader, cuts: Sequence[str]) -> l
 
 
 def plan_tasks(
-    pipeline: Pipeline, state: PartitionState, intent: Intent, ordinal: int, ids: Ids
+    pipeline: Pipeline, state: SourceState, intent: Intent, ordinal: int, ids: Ids
 ) -> list[Task]:
     """Returns a task for each cut of a range, which stages in a folder of its own.
 
@@ -456,7 +456,7 @@ def _outcomes(pipeline: Pipeline, tasks: Sequence[Task], drivers: int) -> Iterat
 class RangeAhead(NamedTuple):
     """A decided range, and the tasks that read ahead of it."""
 
-    state: PartitionState
+    state: SourceState
     manifest: Manifest
     tasks: list[Task]
 

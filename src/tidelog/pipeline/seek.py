@@ -78,8 +78,8 @@ from tidelog.model.times import Backoff
 from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.gaps import REMADE_REMEDY, check_gaps
-from tidelog.pipeline.partition_state import PartitionState
 from tidelog.pipeline.pipeline import CycleReport, Pipeline
+from tidelog.pipeline.source_state import SourceState
 from tidelog.store.base import put_same
 
 __all__ = ["PositionMove", "SeekOptions", "plan_seek", "seek"]
@@ -451,7 +451,7 @@ class _Seek(Cycle):
             self._pipeline.gate()
             head = msgspec.structs.replace(head, frozen="")
         _check_open(self._pipeline, partition, head)
-        state = PartitionState(partition, where, head, row.version)
+        state = SourceState(partition, where, head, row.version)
         state.read_intent(self._context.catalog)
         if state.intent is not None and state.intent.manifest:
             self._finish(state, self._manifest(state.intent.manifest), CycleReport())
@@ -478,7 +478,7 @@ class _Seek(Cycle):
         put = Put("head", encode_row(head), expect=ABSENT)
         self._context.catalog.write(where, put, write_id=self._context.ids.new())
 
-    def _skip(self, state: PartitionState, to: str) -> None:
+    def _skip(self, state: SourceState, to: str) -> None:
         """Steps 3 and 4."""
         head, partition = state.head, state.partition
         gap = Gap(head.position, to, "seek", offsets_between(head.position, to) or 0)
@@ -510,7 +510,7 @@ class _Seek(Cycle):
         row = Put(layout.commit_row(head.ordinal, gap.start), encode_row(commit), expect=ABSENT)
         self._put_head(state, moved, row)
 
-    def _back(self, state: PartitionState, to: str) -> None:
+    def _back(self, state: SourceState, to: str) -> None:
         """Undoes earlier seeks, then moves back over what was read, if anything is left."""
         skips = _Skips(self._context, self._pipeline, state.partition, state.head)
         source = self._pipeline.source
@@ -536,7 +536,7 @@ class _Seek(Cycle):
         begin = Begin(head.position, "explicit", self._context.clock.now_ms())
         return msgspec.structs.replace(head, begin=begin)
 
-    def _put_head(self, state: PartitionState, head: Progress, *others: Change) -> None:
+    def _put_head(self, state: SourceState, head: Progress, *others: Change) -> None:
         put = Put("head", encode_row(head), expect=state.head_version)
         write_id = self._context.ids.new()
         none = Check("intent", ABSENT)

@@ -73,8 +73,8 @@ from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import contain_errors
 from tidelog.pipeline.gaps import LostError, vanished_end
-from tidelog.pipeline.partition_state import taken_error
 from tidelog.pipeline.pipeline import Pipeline
+from tidelog.pipeline.source_state import taken_error
 
 __all__ = [
     "Beginnings",

@@ -24,7 +24,7 @@ from tidelog.errors import InvalidError
 from tidelog.model import limits
 from tidelog.model.pipeline import Gap, Intent, Progress, joined_gaps
 from tidelog.pipeline.manifest import missing_from
-from tidelog.pipeline.partition_state import PartitionState
+from tidelog.pipeline.source_state import SourceState
 from tidelog.pipeline.tasks import ErasedRows, TaskOutput
 
 PART = SourcePartition("t", "0")
@@ -80,7 +80,7 @@ def lacked(
 ) -> MissingOffsets:
     """What a range from 0 to 100 says is missing, of a head that has gaps already."""
     rows = ErasedRows(np.array(erased, np.int64))
-    state = PartitionState(PART, "", Progress("0", 0, 0, gaps=known), "", erased=rows)
+    state = SourceState(PART, "", Progress("0", 0, 0, gaps=known), "", erased=rows)
     intent = Intent("0", "100")
     produced = TaskOutput("100", 100 - sum(each.offsets for each in gaps), Written())
     return missing_from(Lacking(gaps), state, intent, produced)

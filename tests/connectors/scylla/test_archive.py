@@ -17,7 +17,8 @@ from tests.servers.scylla_play import Play, Row
 from tidelog import Home
 from tidelog.archive.generations import promote
 from tidelog.archive.status import read_status
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.connectors.scylla.session import close_sessions
 from tidelog.connectors.scylla.streams import ChangePosition
 from tidelog.errors import InvalidError

@@ -13,13 +13,13 @@ import pytest
 import tidelog
 from tests.support.waiting import until
 from tidelog import Event, Home
-from tidelog.context import LogSettings
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log import partition_reader as pace_module
 from tidelog.log.consumer import consumer as consumer_module
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Leases
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
+from tidelog.settings import LogSettings
 from tidelog.testing.scheduler import FakeClock
 
 TTL_MS = 600

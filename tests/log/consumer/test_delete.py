@@ -14,7 +14,7 @@ from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.catalog.base import Change, Put
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.context import Context, LogSettings
+from tidelog.context import Context
 from tidelog.coordination.ownership import Member
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.consumer.delete import _Deletion, consumer_version, delete_consumer
@@ -25,6 +25,7 @@ from tidelog.log.status import consumer_names
 from tidelog.log.topics import create_topic
 from tidelog.model import layout
 from tidelog.model.topic import Topic, decode_row
+from tidelog.settings import LogSettings
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.faults import Faults, FaultyCatalog
 from tidelog.testing.scheduler import Crash, FakeClock, seeded_ids

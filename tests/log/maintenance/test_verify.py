@@ -17,7 +17,8 @@ from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.log.maintenance import verify_bytes as findings_module
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
-from tidelog.log.maintenance.verify import Finding, verify_topic
+from tidelog.log.maintenance.verify import verify_topic
+from tidelog.log.maintenance.verify_bytes import Finding
 from tidelog.log.topics import delete_topic
 from tidelog.model import layout
 from tidelog.model.topic import Head, Run, slots_of

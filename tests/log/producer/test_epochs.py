@@ -15,7 +15,7 @@ from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.api.consumers import accept_loss
 from tidelog.catalog.base import Catalog, Change, Row
-from tidelog.context import Context, LogSettings
+from tidelog.context import Context
 from tidelog.errors import (
     FencedError,
     InvalidError,
@@ -27,6 +27,7 @@ from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Leases, read_lease
 from tidelog.log.topics import create_topic
 from tidelog.model.topic import Topic
+from tidelog.settings import LogSettings
 
 FOR_EVER_MS = 600_000  # longer than any test lasts
 

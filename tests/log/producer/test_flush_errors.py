@@ -12,12 +12,12 @@ import pytest
 import tidelog
 from tests.support.waiting import until
 from tidelog import Home
-from tidelog.context import LogSettings
 from tidelog.errors import TidelogError, UnavailableError
 from tidelog.log.producer.flush import SendFuture
 from tidelog.log.producer.producer import Producer
 from tidelog.model import limits
 from tidelog.model.topic import partition_for
+from tidelog.settings import LogSettings
 
 CALLS: list[Callable[[Producer], None]] = [Producer.flush, Producer.close]
 

@@ -14,7 +14,6 @@ import pytest
 
 import tidelog
 from tidelog import Event, Home, Position
-from tidelog.context import LogSettings
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -26,7 +25,7 @@ from tidelog.errors import (
 )
 from tidelog.home import World, create_home
 from tidelog.log.producer.flush_queue import FlushQueue
-from tidelog.settings import Settings
+from tidelog.settings import LogSettings, Settings
 from tidelog.store.base import Store
 
 

@@ -17,9 +17,9 @@ import tidelog
 from tidelog import Event, Home
 from tidelog.api.append_lines import LineCounts, line_appender
 from tidelog.api.input_lines import InputLines
-from tidelog.context import LogSettings
 from tidelog.errors import FailedError, PartialAppendError, UnavailableError, UnknownOutcomeError
 from tidelog.log.producer.idempotent_append import append_once
+from tidelog.settings import LogSettings
 
 
 @pytest.fixture

@@ -401,7 +401,7 @@ def test_topic_stays_open_while_a_large_body_is_parsed(
     monkeypatch.setattr(limits, "PRODUCERS_MAX", 1)
     served.home.create_topic("other")
     closed = threading.Event()
-    parse, close = Ingest._events, open_topics._close_quietly
+    parse, close = Ingest._events, open_topics.close_quietly
 
     def close_and_tell(producer: Producer) -> TidelogError | None:
         error = close(producer)
@@ -416,7 +416,7 @@ def test_topic_stays_open_while_a_large_body_is_parsed(
         return parse(self, headers, body)
 
     monkeypatch.setattr(Ingest, "_events", parse_slowly)
-    monkeypatch.setattr(open_topics, "_close_quietly", close_and_tell)
+    monkeypatch.setattr(open_topics, "close_quietly", close_and_tell)
     answer = served.client.post("/topics/t/events", content=b"x" * 100_001)
     assert answer.status_code == 201, answer.text
     assert closed.wait(60), "it is closed once it is not needed"

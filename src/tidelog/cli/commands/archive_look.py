@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tidelog.archive.dead_letters import ReplayPlan
 from tidelog.archive.read import FindResult, file_rows
-from tidelog.archive.verify import ArchiveVerifyReport
+from tidelog.archive.verify_checks import ArchiveVerifyReport
 from tidelog.cli.commands.archive_status import account_values, show_accounts
 from tidelog.cli.output import FAILED, Output, json_option, progress_bar, write_out
 from tidelog.cli.pipeline_options import DriverWatch, task_options, tasks_of

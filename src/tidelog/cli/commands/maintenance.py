@@ -17,7 +17,8 @@ from tidelog.cli.terminal import ask_first, open_home, past_of, past_options, ye
 from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.log.maintenance.trim import KeepBytes, ToOffsets, TrimResult, TrimTo
-from tidelog.log.maintenance.verify import Severity, VerifyReport
+from tidelog.log.maintenance.verify import VerifyReport
+from tidelog.log.maintenance.verify_bytes import Severity
 from tidelog.model import defaults
 
 __all__ = ["lag", "sweep", "trim", "verify"]

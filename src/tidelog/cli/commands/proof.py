@@ -395,7 +395,7 @@ def _values(proof: Proof, purged: Mapping[str, int] | None) -> dict[str, Any]:
 def _purge_values(done: Erasure) -> dict[str, int]:
     return {
         "journals_made": done.compiled.journals,
-        "archive_files_rewritten": sum(each.files for each in done.archives),
-        _UNDER_WAY: sum(each.waiting for each in done.archives),
-        "objects_deleted": done.swept.objects_deleted + done.staging.objects_deleted,
+        "archive_files_rewritten": done.files,
+        _UNDER_WAY: done.waiting,
+        "objects_deleted": done.objects_deleted,
     }

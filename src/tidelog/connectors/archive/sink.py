@@ -30,7 +30,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tidelog.codec.formats import FileWriter, Format, FormatSettings, open_format
 from tidelog.codec.formats.base import MISFIT_SCHEMA
@@ -44,6 +43,7 @@ from tidelog.connectors.archive.staging import (
     accepted,
     copy_files,
     discard_files,
+    encode_dead_letters,
     is_published,
     portion_of,
     publish_files,
@@ -503,9 +503,7 @@ class DeadLetters:
     def _stage(self) -> None:
         table = pa.Table.from_batches(self._waiting, MISFIT_SCHEMA).sort_by("offset")
         self._waiting, self._bytes = [], 0
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
-        self._uploads.add(sink.getvalue().to_pybytes(), self._entry(table))
+        self._uploads.add(encode_dead_letters(table), self._entry(table))
 
     def _entry(self, table: pa.Table) -> MakeEntry:
         offsets = table.column("offset")

@@ -38,6 +38,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from tidelog.clock import RandomIds
 from tidelog.codec.event_batch import EVENT_SCHEMA, problem_of_text, refused_events
@@ -62,6 +63,7 @@ __all__ = [
     "accepted",
     "copy_files",
     "discard_files",
+    "encode_dead_letters",
     "is_published",
     "portion_of",
     "publish_files",
@@ -331,6 +333,13 @@ class StagedFiles:
     def _store_file(self, key: str, content: bytes, make_entry: MakeEntry) -> FileEntry:
         put_fresh(self._store, key, content)
         return make_entry(key, len(content), crc32c.crc32c(content))
+
+
+def encode_dead_letters(rows: pa.Table) -> bytes:
+    """Returns the bytes of a file of dead letters, which is Parquet in every archive."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd")
+    return bytes(sink.getvalue().to_pybytes())
 
 
 class Spool:

@@ -134,9 +134,10 @@ def all_or_nothing(readers: dict[int, LeaseReader]) -> Iterator[None]:
 def one_by_one(events: Sequence[Event], readers: Mapping[int, LeaseReader]) -> Iterator[Event]:
     """Yields the events of a poll. A commit meanwhile covers only those that were yielded.
 
-    The next poll delivers the rest again, after a ``break`` for example. So this ends with a seek,
-    a poll or another lease, in the partitions concerned. That begins with this call, not with the
-    first event: nothing is passed over if a signal handler raises before that.
+    The next poll delivers the rest again, after a ``break`` for example. So the iteration skips the
+    rest of a partition once a seek, a poll or another lease of that partition came in between.
+    Commits are limited from this call on, not from the first event: nothing is passed over if a
+    signal handler raises before it.
     """
     coming: dict[int, list[int]] = {}  # the offsets of each partition that follow, in reverse
     for event in reversed(events):

@@ -49,7 +49,7 @@ from tidelog.model import layout
 from tidelog.model.topic import Amendment, Run, Topic, decode_fields
 from tidelog.store.base import ObjectInfo
 
-__all__ = ["Finding", "Severity", "VerifyReport", "verify_topic"]
+__all__ = ["VerifyReport", "verify_topic"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ from tidelog.model.topic import (
 )
 from tidelog.store.base import copy_fresh, put_fresh
 
-__all__ = ["Appender", "StoredSegment"]
+__all__ = ["Appender"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

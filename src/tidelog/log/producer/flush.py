@@ -159,7 +159,7 @@ class Flush:
         self.lingers = False  # whether the producer's timer knows about it
         self.expected_offset: int | None = None
         self.find_end: Callable[[], int] | None = None  # chooses the offset, again after a conflict
-        self.is_refused = False  # by that, so that nothing of it is stored
+        self.is_refused = False  # ``find_end`` has raised, so nothing of it is stored
         self.error: BaseException | None = None
         self.failure: FlushFailure | None = None  # of events that were sent
         self.links: list[object] = []  # the spans of the requests that it carries
@@ -185,15 +185,13 @@ class Flush:
     def parts(self, keyless: Callable[[int], int], named: bool) -> list[FlushPart]:
         """Returns the events of each partition; ``keyless`` chooses that of keyless events."""
         sequences: list[int] | None = None
-        pending = self.pending
-        if self.table is None:
-            self.partitions = self.pending.partitions(keyless)
-            sequences = self.pending.sequences() if named else None
-            self.table = self.pending.table()
-        if self.partitions is None:
-            self.partitions = np.full(self.table.num_rows, keyless(self.table.num_rows), np.int32)
+        pending, whole, partitions = self.pending, self.table, self.partitions
+        if whole is None or partitions is None:  # events that were sent one by one
+            partitions = self.partitions = pending.partitions(keyless)
+            sequences = pending.sequences() if named else None
+            whole = self.table = pending.table()
         parts = []
-        for partition, table, at in split(self.table, self.partitions):
+        for partition, table, at in split(whole, partitions):
             if sequences is None:
                 parts.append(FlushPart(partition, table, at, None))
                 continue

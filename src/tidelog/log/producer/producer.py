@@ -550,3 +550,12 @@ class Producer:
             return positions
         unknown_rows = np.flatnonzero(np.concatenate([f.unknown_rows() for f in flushes]))
         raise append_error(positions, unknown_rows.tolist(), unknown or error)
+
+
+def close_quietly(producer: Producer) -> TidelogError | None:
+    """Flushes and closes a producer. Returns the error instead of raising it."""
+    try:
+        producer.close()
+    except TidelogError as exc:
+        return exc
+    return None

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from tidelog.errors import TidelogError, UnknownOutcomeError
 from tidelog.home import Home
 from tidelog.log.producer.flush import Flush
-from tidelog.log.producer.producer import Producer
+from tidelog.log.producer.producer import Producer, close_quietly
 from tidelog.model.topic import Topic, check_topic_name
 from tidelog.server.http import limits
 from tidelog.server.http.errors import BusyError
@@ -154,12 +154,12 @@ class OpenTopics:
     def close(self) -> list[TidelogError]:
         """Flushes and closes all producers. Returns the errors that no request has reported."""
         opened, self._open = list(self._open.values()), {}
-        closed = [_close_quietly(topic.producer) for topic in opened]
+        closed = [close_quietly(topic.producer) for topic in opened]
         return [error for error in closed if error is not None]
 
     def _close_unused(self, topic: OpenTopic) -> None:
         if topic.users == 0:
-            self._threads.pool.submit(_close_quietly, topic.producer)
+            self._threads.pool.submit(close_quietly, topic.producer)
 
     async def _open_now(self, name: str) -> OpenTopic:
         loop = asyncio.get_running_loop()
@@ -177,12 +177,3 @@ class OpenTopics:
             if topic.incarnation == producer.incarnation:
                 return topic, producer
             producer.close()
-
-
-def _close_quietly(producer: Producer) -> TidelogError | None:
-    """Flushes and closes. Returns the error instead of raising it."""
-    try:
-        producer.close()
-    except TidelogError as exc:
-        return exc
-    return None

@@ -227,9 +227,7 @@ class _JobWatch(ErasureWatch):
         self._job.tell("step 2 of 3: compiling, rewriting archives, sweeping", 10)
 
     def purged(self, done: Erasure) -> None:
-        files = sum(each.files for each in done.archives)
-        swept = done.swept.objects_deleted + done.staging.objects_deleted
-        more = (done.compiled.journals, files, swept)
+        more = (done.compiled.journals, done.files, done.objects_deleted)
         self._counts = [count + each for count, each in zip(self._counts, more, strict=True)]
         self._job.figures |= dict(zip(_REWRITTEN, map(str, self._counts), strict=True))
 

@@ -34,7 +34,7 @@ from tidelog.pipeline.tasks import NO_ERASED_ROWS, ErasedRows
 __all__ = [
     "ClaimedError",
     "FrozenError",
-    "PartitionState",
+    "SourceState",
     "claim_failed_error",
     "claimed_head",
     "closed_error",
@@ -46,7 +46,7 @@ __all__ = [
 
 
 @dataclass
-class PartitionState:
+class SourceState:
     """A source partition, with its rows as last read or written, and its current range."""
 
     partition: SourcePartition
@@ -84,7 +84,7 @@ class PartitionState:
 
 
 def claimed_head(
-    found: Progress | None, new: Progress, owner: str, state: PartitionState | None = None
+    found: Progress | None, new: Progress, owner: str, state: SourceState | None = None
 ) -> Progress:
     """Returns a head with this driver as its owner, under the next epoch.
 
@@ -147,7 +147,7 @@ def frozen_error(pipeline: str, partition: str) -> FrozenError:
     )
 
 
-def head_error(pipeline: str, state: PartitionState, head: Progress | None) -> TidelogError:
+def head_error(pipeline: str, state: SourceState, head: Progress | None) -> TidelogError:
     """Returns why a driver cannot work with a head that it finds changed; None: it is deleted."""
     partition = state.partition.text
     if head is None or head.closed:
@@ -164,7 +164,7 @@ def head_error(pipeline: str, state: PartitionState, head: Progress | None) -> T
 
 
 def explained(
-    context: Context, pipeline: str, state: PartitionState, error: TidelogError
+    context: Context, pipeline: str, state: SourceState, error: TidelogError
 ) -> TidelogError:
     """Returns the error, or that a promote or another driver has the partition, if so.
 
