@@ -164,9 +164,9 @@ class RowTracking:
         return minted
 
     def _first_line(self, store: Store, info: ObjectInfo) -> str:
-        """Returns what identifies a file of lines before anything of it was read."""
+        """Returns what identifies a file of text before anything of it was read."""
         key, file = (info.key, info.etag), self._row_file(info)
-        if key not in self._lines and file.has_lines:
+        if key not in self._lines and file.is_text:
             _keep(self._lines, key, first_line(self._begin(store, info), file.delimiter))
         return self._lines.get(key, "")
 
@@ -174,7 +174,7 @@ class RowTracking:
         """Returns the beginning of a file; reads it once while it is compared with others."""
         key, file = (info.key, info.etag), self._row_file(info)
         if key not in self._begins:
-            found = first_text(store, info, file.codec if file.has_lines else None)
+            found = first_text(store, info, file.text_codec)
             _keep(self._begins, key, found, _BEGINS_MAX)
         return self._begins[key]
 
@@ -335,7 +335,7 @@ class RowTracking:
         mark, known = self._marks[partition], self._known[partition]
         if not _line(known.incarnation) if mark is None else not mark.is_whole:
             return None  # nothing to compare
-        found = (name for name in names if name in free and self._row_file(free[name]).has_lines)
+        found = (name for name in names if name in free and self._row_file(free[name]).is_text)
         return next(
             (name for name in found if self._is_same(store, partition, free[name], whole=True)),
             None,
@@ -364,8 +364,7 @@ class RowTracking:
             return not int(known.position) and (not before or not line or before == line)
         key = (info.key, info.etag, known.further or known.note, whole and mark.is_whole)
         if key not in self._same:
-            file = self._row_file(info)
-            codec = file.codec if file.has_lines else None
+            codec = self._row_file(info).text_codec
             same = may_match(self._begin(store, info), mark)
             _keep(self._same, key, same and matches(store, info, mark, codec, key[3]))
         return self._same[key]
@@ -425,7 +424,7 @@ class RowTracking:
     def _is_copy(self, store: Store, info: ObjectInfo, original: ObjectInfo) -> bool | None:
         """Returns whether a file is a prefix of another; None: as far as it decompresses."""
         one, two = self._row_file(info), self._row_file(original)
-        if not (one.has_lines and two.has_lines):
+        if not (one.is_text and two.is_text):
             return False
         key = (info.key, info.etag, original.key, original.etag)
         if key not in self._copies:
