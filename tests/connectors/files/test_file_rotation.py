@@ -217,6 +217,24 @@ def test_compressed_file_beside_its_original_is_not_read(text_world: World) -> N
     assert world.archived() == lines("old", 5)
 
 
+def test_numbered_file_is_found_if_the_one_after_it_was_compressed_too(text_world: World) -> None:
+    """All that happens between two runs: a rotation, and then both files are compressed."""
+    world = text_world
+    world.write(*lines("older", 3), to="app.log.1")
+    world.write(*lines("old", 5))
+    assert world.run() == 8
+    for number in (1, 0):
+        name = f"app.log.{number}" if number else "app.log"
+        plain = world.folder / name
+        moved = world.folder / f"app.log.{number + 1}.gz"
+        moved.write_bytes(gzip.compress(plain.read_bytes()))
+        plain.unlink()
+    assert world.run() == 0
+    world.write(*lines("new", 2))
+    assert world.run() == 2
+    assert world.archived() == sorted([*lines("older", 3), *lines("old", 5), *lines("new", 2)])
+
+
 def test_other_file_that_begins_as_a_deleted_one_is_read(world: World) -> None:
     """A new inode and a name that no rotation makes: nothing says that it was read."""
     world.write("ping", to="a.txt")

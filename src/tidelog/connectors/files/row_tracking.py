@@ -10,7 +10,8 @@ with the most data read chooses first, because a header alone begins many files.
    that was written to may be another one, because file systems reuse inodes.
 3. The file has the old name or a rotation of it. Everything read is compared, decompressed.
 4. The file is compressed and has a higher number (``app.log.1``, ``app.log.3.gz``), and another
-   file has moved to the old name. Everything read is compared.
+   file has moved to the old name, or to that name with an extension of compressed files. Everything
+   read is compared.
 
 Any other file becomes a new source partition, even if it begins like a known one. If the name of
 its path is in use, ``~2`` and so on is added. Each file is at most one source partition, and each
@@ -315,10 +316,12 @@ class RowTracking:
         self, store: Store, partition: SourcePartition, free: Mapping[str, ObjectInfo]
     ) -> str | None:
         old = _path(partition.name)
-        holder = self._holders.get(old)
-        if old not in self._files or (holder is not None and _path(holder.name) == old):
+        compressed = [each for each in self._rotated.get(old, ()) if _CODEC.sub("", each) == old]
+        moved = [each for each in (old, *compressed) if each in self._files]
+        holders = [held for each in moved if (held := self._holders.get(each)) is not None]
+        if not moved or any(_path(each.name) == old for each in holders):
             return None  # nothing has moved there, so no rotation happened
-        if holder is None and self._if_named(store, partition, free, old):
+        if old not in self._holders and self._if_named(store, partition, free, old):
             return None  # it was moved back there
         stem, number = number_of(old) or ("", 0)
         higher = sorted(each for each in self._numbered.get(stem, ()) if each[0] > number)
