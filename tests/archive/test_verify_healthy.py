@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -10,15 +13,18 @@ from tests.archive.test_fill import drive, home, trim
 from tests.support.archive_look import an_archive
 from tidelog import Event, Home
 from tidelog.archive.generations import begin_backfill, promote
-from tidelog.archive.verify import verify_archive
+from tidelog.archive.verify import verify_archive, verify_generations
 from tidelog.archive.verify_checks import ArchiveVerifyOptions, SourceCheck
 from tidelog.coordination.audit import Why
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.erasure.delete import delete_events
+from tidelog.errors import NotFoundError
 from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Gap, Manifest
+from tidelog.store.local import LocalStore
+from tidelog.testing.scheduler import Crash
 
 __all__ = ["home"]
 
@@ -170,3 +176,30 @@ def test_source_that_grew_while_it_was_verified_is_the_same(home: Home) -> None:
 
 def test_range_that_was_carried_over_is_not_compared(home: Home, range_of_topic: Manifest) -> None:
     assert found(home, range_of_topic, read=9, filled=1, as_is=True) == []
+
+
+@pytest.mark.parametrize("deletes_all", [False, True])
+def test_files_that_are_being_deleted_are_not_missing(home: Home, deletes_all: bool) -> None:
+    fill(home, 5)
+    drive(home, an_archive(home))
+    built(home)
+    archive = home.archives.get("daily")
+    before = archive.info
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStore, "delete", deletes_then_dies(LocalStore.delete))
+        with pytest.raises(Crash):
+            archive.delete(files=True) if deletes_all else archive.drop(1)
+    if not deletes_all:
+        report = verify_generations(home.context, before, ArchiveVerifyOptions(deep=True))
+        assert (report.problems, report.others) == ([], [])
+    with pytest.raises(NotFoundError, match="is being removed"):
+        verify_archive(home.context, before, ArchiveVerifyOptions(1, deep=True))
+
+
+def deletes_then_dies(delete: Callable[..., None]) -> Callable[..., None]:
+    def call(*given: Any) -> None:
+        delete(*given)
+        raise Crash
+
+    return call

@@ -451,6 +451,7 @@ class ArchiveHandle(ErasableArchive):
 
     def promote(
         self,
+        generation: int | None = None,
         *,
         force: bool = False,
         spark: str | None = None,
@@ -460,8 +461,9 @@ class ArchiveHandle(ErasableArchive):
         """Makes the generation that was built the live one and returns the archive's settings.
 
         It is brought up to the live one first. Raises ``InvalidError`` if it lacks events that the
-        live one has, unless ``force`` accepts that they are lost. The old generation is kept.
-        ``who`` is for the audit.
+        live one has, unless ``force`` accepts that they are lost. The old generation is kept. With
+        ``generation`` it raises ``NotFoundError`` if another one is being built, or none. ``who``
+        is for the audit.
 
         >>> archive = home.archives.get("daily")
         >>> _ = archive.backfill(granularity="hour")
@@ -471,7 +473,9 @@ class ArchiveHandle(ErasableArchive):
         self.reload()
         self._record("promote", _FORCED * force, who)
         workers = open_workers(self.name, spark, spark_conf)
-        self.info = promote(self._context, self.name, force=force, workers=workers)
+        self.info = promote(
+            self._context, self.name, generation=generation, force=force, workers=workers
+        )
         return self.info
 
     def rollback(

@@ -121,6 +121,10 @@ class DeltaLog:
             table = self._read() if files else None
             return [] if table is None else [file.path for file in _stale(table, files)]
 
+    def outside(self) -> list[str]:
+        """Returns none: its log and what others write are in the folder of the generation."""
+        return []
+
     def _read(self) -> DeltaTable | None:
         try:
             return DeltaTable(self.where, storage_options=self._options)

@@ -141,16 +141,25 @@ def begin_backfill(context: Context, name: str, written_as: ArchiveFormat) -> tu
 
 
 def promote(
-    context: Context, name: str, *, force: bool = False, workers: Workers | None = None
+    context: Context,
+    name: str,
+    *,
+    generation: int | None = None,
+    force: bool = False,
+    workers: Workers | None = None,
 ) -> Archive:
     """Makes the generation that was built the live one, and keeps the other.
 
     Raises ``InvalidError`` if there is none, or if it lacks something that the live one has and
     that neither its source nor the live one's files can provide. With ``force`` it records that
-    loss and promotes.
+    loss and promotes. Raises ``NotFoundError`` if another ``generation`` is expected.
     """
     archive = find_archive(context, name)
     check_active(archive)
+    if generation not in (None, archive.building):
+        raise NotFoundError(
+            f"archive `{name}`: generation {generation} is not being built any more"
+        )
     if archive.building is None:
         kept = f"; `tidelog archive rollback {name}` goes back to a kept one"
         raise InvalidError(

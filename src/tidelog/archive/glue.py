@@ -165,6 +165,10 @@ class GlueTable(CatalogTable[dict[str, Any]]):
         """Returns none: it knows no sizes and counts of files."""
         return []
 
+    def outside(self) -> list[str]:
+        """Returns none: its partitions are folders of the generation."""
+        return []
+
     # Partitions.
 
     def _keys(self, files: list[TableFile]) -> list[str]:

@@ -65,6 +65,7 @@ except ImportError as exc:
 
 
 _STATE = "tidelog.through"
+_PATHS = ("write.data.path", "write.metadata.path", "write.object-storage.path")
 _FOOTERS_AT_ONCE = 8
 _EPOCH_DAY = date(1970, 1, 1)
 _LOST = (
@@ -215,6 +216,15 @@ class IcebergTable(CatalogTable[Snapshot]):
         with self._translate_errors():
             table = self._read() if files else None
             return [] if table is None else [file.path for _, file in self._stale(table, files)]
+
+    def outside(self) -> list[str]:
+        with self._translate_errors():
+            table = self._read()
+        if table is None:
+            return []
+        own = _url(object_url(self._store, f"{self._plan.archive.root}/"))
+        given = [table.properties[name] for name in _PATHS if name in table.properties]
+        return [each for each in (table.location(), *given) if not each.startswith(own)]
 
     def _stale(self, table: Snapshot, files: list[TableFile]) -> list[tuple[DataFile, TableFile]]:
         """Returns entries with another size or count than their file has."""

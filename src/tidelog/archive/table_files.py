@@ -208,6 +208,10 @@ class Table(Protocol):
         """Returns the paths of files that it lists with a wrong size or count."""
         ...
 
+    def outside(self) -> list[str]:
+        """Returns where writers put files of the table, except below the archive's folder."""
+        ...
+
 
 _KEYS = {
     "AWS_ACCESS_KEY_ID": "s3.access-key-id",

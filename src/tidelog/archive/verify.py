@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from tidelog.archive.account import Recount, check_before, check_head, read_before
-from tidelog.archive.read import ArchiveFiles
+from tidelog.archive.read import ArchiveFiles, is_removed
 from tidelog.archive.verify_checks import (
     ArchiveVerifyOptions,
     ArchiveVerifyReport,
@@ -59,7 +59,6 @@ from tidelog.coordination.commits import Manifests, load_manifest, lost_rewrites
 from tidelog.coordination.pipeline_rows import (
     ReplayedRange,
     Replays,
-    read_archive,
     read_intent,
     read_partitions,
     read_progress,
@@ -102,7 +101,7 @@ def verify_generations(
                 other = replace(how, generation=number, source=False)
                 report.include(verify_archive(context, archive, other))
             except NotFoundError:
-                if number in read_archive(context, archive.name).formats:
+                if not is_removed(context, archive, number):
                     raise
     return report
 
@@ -110,7 +109,7 @@ def verify_generations(
 def verify_archive(
     context: Context, archive: Archive, how: ArchiveVerifyOptions
 ) -> ArchiveVerifyReport:
-    """Verifies one generation. Raises ``NotFoundError`` if it is deleted at the same time."""
+    """Verifies one generation. Raises ``NotFoundError`` if a drop or a delete removes it."""
     look = _VerifyLook(context, archive, how)
     pipeline = archive.pipeline(how.generation)
     known = read_partitions(look.context, pipeline)
@@ -124,11 +123,10 @@ def verify_archive(
     look.folders(pipeline)
     for each in both:
         look.staged(each)
-    now = read_archive(context, archive.name)
-    if now.incarnation != archive.incarnation or look.tally.generation not in now.formats:
+    if is_removed(context, archive, look.tally.generation):  # then some of it is not there
         raise NotFoundError(
-            f"archive `{archive.name}`: generation {look.tally.generation} was removed meanwhile: "
-            "verify the present one"
+            f"archive `{archive.name}`: generation {look.tally.generation} was removed meanwhile, "
+            "or is being removed: verify the present one"
         )
     return look.tally
 

@@ -130,6 +130,11 @@ REBUILD = (
     "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
     "then `tidelog archive drop` the old ones: the new ones are named without erased events"
 )
+_ICEBERG_FILE = (
+    "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
+    "then `tidelog archive drop` the old ones: the table lists the new ones alone; then delete "
+    "this file; what that program has added to the table is lost with it"
+)
 NAMED_ARCHIVE = (
     "to keep the other events, run `tidelog archive restore {archive} --to topic:NAME`, archive "
     "that topic, and delete the restore's pipeline; then run `tidelog archive delete {archive} "
@@ -156,6 +161,8 @@ def why_loose(key: str) -> str:
     """Returns why an object that no commit names may be there."""
     if key.startswith("staging/"):
         return "it is staged"
+    if _is_in_iceberg_table(key):
+        return "another program has written it to the Iceberg table"
     return "it was set aside after a restore" if "/_aside/" in key else "no commit names it"
 
 
@@ -175,6 +182,14 @@ def remedy_of(key: str) -> str:
         return STAGED if generation_pipeline(pipeline) == pipeline else STAGED_REPLAY
     if key.startswith("topics/"):
         return SWEEP
+    if _is_in_iceberg_table(key):
+        return _ICEBERG_FILE
     if ICEBERG in key or DELTA in key:  # it names files; a drop deletes it with them
         return REBUILD
     return ASIDE if "/_aside/" in key else NOT_SWEPT
+
+
+def _is_in_iceberg_table(key: str) -> bool:
+    """Returns whether an object is where only others put data files: we list the archive's own."""
+    _, folder, below = key.partition(ICEBERG)
+    return bool(folder) and "/data/" in below

@@ -29,6 +29,7 @@ from tidelog.archive.derived_archives import (
     sources_of,
 )
 from tidelog.archive.erased_events import Deletions, knows_all, read_deletions
+from tidelog.archive.tables import open_table
 from tidelog.connectors.by_url import StoreFolder, folders_of, pipelines_of
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
@@ -56,6 +57,7 @@ from tidelog.erasure.topic_copies import (
     source_of_url,
     system_of,
 )
+from tidelog.errors import TidelogError, contained
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.address import parse_address
@@ -82,12 +84,33 @@ __all__ = [
 
 
 def outside_of_home(context: Context, archives: Iterable[Archive]) -> Iterator[str]:
-    """Yields messages about archives that this home may not erase from."""
+    """Yields messages about archives that this home may not erase from, and tables elsewhere."""
     for archive in archives:
         if is_detached(context, archive):
             yield (
                 f"archive `{archive.name}` in `{archive.place}`: belongs to home "
                 f"`{archive.home}`: was not searched: delete these events in that home too"
+            )
+        else:
+            yield from _tables_elsewhere(context, archive)
+
+
+def _tables_elsewhere(context: Context, archive: Archive) -> Iterator[str]:
+    """Yields messages about tables with folders that are not the archive's, or unknown ones.
+
+    Another program may have written events to these.
+    """
+    for name in archive.tables:
+        errors: list[TidelogError] = []
+        places: list[str] = []
+        with contained(f"table `{name}`", errors.append):
+            places = open_table(context, archive, name).outside()
+        for error in errors:
+            yield f"table `{name}` of archive `{archive.name}`: was not looked at: {error}"
+        for place in dict.fromkeys(places):
+            yield (
+                f"table `{name}` of archive `{archive.name}`: its folder `{place}` was not "
+                "searched: other programs may have written these events there"
             )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import gzip
+import json
 import os
 import random
 import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -86,13 +88,28 @@ class World:
         return list(head.gaps)
 
     def write(self, *lines: str, to: str = "app.log") -> None:
+        if "mode=events" in self._url:
+            lines = tuple(event(line) for line in lines)
         with (self.folder / to).open("a") as file:
             file.writelines(f"{line}\n" for line in lines)
+
+
+def event(value: str) -> str:
+    """Returns a line of a file that is read with `mode=events`."""
+    line: dict[str, Any] = {"topic": "x", "partition": 0, "offset": 0, "value": value}
+    line |= {"timestamp": "2026-01-01T00:00:00Z", "id": None, "key": None, "type": None}
+    return json.dumps({**line, "headers": []})
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
+
+
+@pytest.fixture(params=["", "?mode=events"])
+def text_world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
+    """Files of lines, or of events as JSON."""
+    return World(tmp_path, f"file:{tmp_path}/in{request.param}")
 
 
 def lines(name: str, count: int) -> list[str]:
@@ -119,10 +136,11 @@ ROTATIONS = [rename, copy_and_truncate, compress]
 @pytest.mark.parametrize("rotate", ROTATIONS)
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("mode", ["", "?mode=events"])
 def test_each_line_of_a_rotated_file_comes_once(
-    tmp_path: Path, rotate: Callable[[Path], None], restarts: bool, single: bool
+    tmp_path: Path, rotate: Callable[[Path], None], restarts: bool, single: bool, mode: str
 ) -> None:
-    world = World(tmp_path, f"file:{tmp_path}/in/app.log" if single else "")
+    world = World(tmp_path, f"file:{tmp_path}/in{'/app.log' if single else ''}{mode}")
     world.write(*lines("old", 5))
     assert world.run() == 5
     world.write("late 0", "late 1")
@@ -151,7 +169,8 @@ def test_new_file_that_begins_as_the_old_one_is_read_from_its_beginning(
     assert world.archived() == sorted([*lines("same", 5), *lines("same", 8)])
 
 
-def test_file_with_a_header_is_rotated_again_and_again(world: World) -> None:
+def test_file_with_a_header_is_rotated_again_and_again(text_world: World) -> None:
+    world = text_world
     expected: list[str] = []
     for turn in range(4):
         some = ["time,what", *lines(f"turn {turn}", 3 + turn)]
@@ -168,7 +187,8 @@ def test_file_with_a_header_is_rotated_again_and_again(world: World) -> None:
     assert world.archived() == sorted(expected)
 
 
-def test_copy_that_is_being_made_is_not_read(world: World) -> None:
+def test_copy_that_is_being_made_is_not_read(text_world: World) -> None:
+    world = text_world
     world.write(*lines("old", 5))
     assert world.run() == 5
     text = world.context.read_bytes()
@@ -183,7 +203,8 @@ def test_copy_that_is_being_made_is_not_read(world: World) -> None:
     assert world.archived() == sorted([*lines("old", 5), *lines("new", 2)])
 
 
-def test_compressed_file_beside_its_original_is_not_read(world: World) -> None:
+def test_compressed_file_beside_its_original_is_not_read(text_world: World) -> None:
+    world = text_world
     world.write(*lines("old", 5))
     rename(world.context)
     assert world.run() == 5
@@ -195,6 +216,24 @@ def test_compressed_file_beside_its_original_is_not_read(world: World) -> None:
     (world.folder / "app.log.1").unlink()
     assert world.run() == 0
     assert world.archived() == lines("old", 5)
+
+
+def test_numbered_file_is_found_if_the_one_after_it_was_compressed_too(text_world: World) -> None:
+    """All that happens between two runs: a rotation, and then both files are compressed."""
+    world = text_world
+    world.write(*lines("older", 3), to="app.log.1")
+    world.write(*lines("old", 5))
+    assert world.run() == 8
+    for number in (1, 0):
+        name = f"app.log.{number}" if number else "app.log"
+        plain = world.folder / name
+        moved = world.folder / f"app.log.{number + 1}.gz"
+        moved.write_bytes(gzip.compress(plain.read_bytes()))
+        plain.unlink()
+    assert world.run() == 0
+    world.write(*lines("new", 2))
+    assert world.run() == 2
+    assert world.archived() == sorted([*lines("older", 3), *lines("old", 5), *lines("new", 2)])
 
 
 def test_other_file_that_begins_as_a_deleted_one_is_read(world: World) -> None:

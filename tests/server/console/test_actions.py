@@ -197,3 +197,17 @@ def test_preview_of_a_backfill_refuses_a_parser_that_cannot_work(browser: Browse
     assert 'value="json:"' in asked.text, "what was typed is kept"
     page = text_of(browser.get("/console/archives/daily"))
     assert "at 200 MB, or after" in page, "a limit is shown as it was given"
+
+
+def test_promote_of_another_generation_than_was_shown_is_refused(
+    served: Served, browser: Browser
+) -> None:
+    archive = served.home.archives.get("daily")
+    archive.backfill(granularity="hour")
+    shown = show(browser, "promote")
+    archive.drop(2)
+    archive.backfill(codec="gzip")
+    refused = browser.send(shown, ACT)
+    assert refused.status_code == 409
+    assert "has changed: look at it again" in text_of(refused.text)
+    assert archive.reload().generation == 1

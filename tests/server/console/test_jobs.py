@@ -21,6 +21,8 @@ from tidelog.erasure.proof_search import prove_erased
 from tidelog.home import World, create_home
 from tidelog.maintenance import purge
 from tidelog.server.console import jobs as module
+from tidelog.server.console.actions import ActionPages
+from tidelog.server.console.archives import Pipelines
 from tidelog.server.console.jobs import Job, JobRunner, Work
 from tidelog.server.console.topics import play_to_topic
 from tidelog.settings import Settings
@@ -313,3 +315,48 @@ class Waiting:
     archive = "daily"
     files = 0
     waiting = 1
+
+
+def left_over(home: Home, kind: str, **args: str) -> JobRecord:
+    """A job whose server ended; returns it as the next server leaves it."""
+    archive = home.archives.get("daily").info
+    given = {"archive": "daily", "incarnation": archive.incarnation, **args}
+    record = JobRecord(f"left-{kind}", kind, "w", given, 1)
+    change_jobs(home.context, lambda _: (record,))
+    runs = JobRunner(home.context, print)
+    ActionPages(home, Pipelines(home, lambda _: None), runs)
+    runs.open()
+    done = the_job(home, lambda job: job.state != "running")
+    runs.close()
+    return done
+
+
+NOTHING = {"parser": "", "granularity": "", "format": "", "start": ""}
+NO_PART = {"dates": "", "topics": "t", "partitions": "", "parser": ""}
+
+
+def test_job_that_is_resumed_late_does_no_more_than_a_person_meant(home: Home) -> None:
+    home.create_topic("t", 1)
+    home.append("t", [Event(b"%d" % n) for n in range(5)])
+    archive = home.archives.create("daily", source="topic:t", parser="timestamp")
+    archive.run()
+    assert left_over(home, "backfill", generation="2", **NOTHING).state == "done"
+    assert archive.reload().building == 2
+    assert left_over(home, "promote", generation="2").says == "generation 2 is the live one"
+    for kind, given in (("backfill", NOTHING), ("redo", NO_PART)):
+        done = left_over(home, kind, generation="2", **given)
+        assert done.says == "generation 2 was promoted since: nothing is left to do"
+        assert archive.reload().building is None
+    archive.backfill(codec="gzip")  # by a person, who looks at it before a promote
+    assert left_over(home, "promote", generation="2").state == "done"
+    assert (archive.reload().generation, archive.reload().building) == (2, 3)
+    archive.drop(3)
+    assert "generation 3 is not being built" in left_over(home, "promote", generation="3").says
+    assert "generation 3 was dropped" in left_over(home, "redo", generation="3", **NO_PART).says
+    done = left_over(home, "rollback", generation="1", live="2")
+    assert done.says == "generation 1 is the live one"
+    assert left_over(home, "rollback", generation="1", live="2").says == done.says
+    archive.backfill()
+    archive.promote()
+    done = left_over(home, "rollback", generation="1", live="2")
+    assert (done.state, archive.reload().generation) == ("failed", 4)

@@ -79,6 +79,16 @@ class RowFile:
         return self.format == LINES
 
     @property
+    def is_text(self) -> bool:
+        """Returns whether it is text, which a rotation copies or compresses as it is."""
+        return self.has_lines or self.format == "jsonlines"
+
+    @property
+    def text_codec(self) -> str | None:
+        """Returns how the text that identifies the file is compressed; None: it is not text."""
+        return self.codec if self.is_text else None
+
+    @property
     def is_plain(self) -> bool:
         """Returns whether the file is not compressed as a whole."""
         return self.codec in (None, "none")

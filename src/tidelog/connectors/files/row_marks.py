@@ -1,9 +1,10 @@
 """Recognizes a file of rows by its first line and by what was read of it, and reads ranges.
 
 A mark holds how many bytes were read and their digests: of the first and last 4 KiB and, in files
-of lines, of everything. A file that does not begin with these bytes was replaced or truncated. A
-file that does may still be another one: ``row_tracking`` decides that by names and inodes. For
-compressed files of lines the digests cover the text, so a file is recognized after compression.
+of text, of everything. Of a file whose rows are not lines it covers the whole file as it was. A
+file that does not begin with these bytes was replaced or truncated. A file that does may still be
+another one: ``row_tracking`` decides that by names and inodes. For compressed files of text the
+digests cover the text, so a file is recognized after compression.
 
 The digest of everything covers blocks of 64 KiB, each with the digest of those before it. So
 reading resumes after a mark with only the last block.
@@ -56,7 +57,7 @@ class RowMark(Persisted, frozen=True):
     """How far a file of rows was read, and digests that identify the bytes up to there."""
 
     rows: int
-    size: int  # bytes read of a file of lines; else size of the whole file
+    size: int  # bytes read of a file of lines; else of the whole text or file
     head: str
     tail: str
     is_open: bool = False  # the last line had no newline
@@ -121,9 +122,14 @@ def mark_from(note: bytes) -> RowMark | None:
     return decode_row(note.removeprefix(_ROWS), RowMark, "mark of a file")
 
 
-def mark_of(store: Store, info: ObjectInfo, rows: int, name: str) -> RowMark:
-    """Returns a mark of an object as it is now, by its ends."""
-    passed = _probe_ends(store, info.key, info.size)
+def mark_of(store: Store, info: ObjectInfo, rows: int, name: str, file: RowFile) -> RowMark:
+    """Returns a mark of an object as it is now: by all of its text, or else by its ends."""
+    if file.is_text:
+        passed = ReadBytes()
+        for block in _text(store, info, file.codec):
+            passed.add(block)
+    else:
+        passed = _probe_ends(store, info.key, info.size)
     passed.rows = rows
     return passed.mark(etag=info.etag, name=name)
 
@@ -308,8 +314,9 @@ class PlannedRows:
         at, limit = range_offsets(self.range)
         if at == limit:
             return
-        known, mark = mark_from(self.note), mark_of(store, self.info, limit, self.name)
-        if known is not None and not matches(store, self.info, known, None):
+        mark = mark_of(store, self.info, limit, self.name, self.file)
+        known = mark_from(self.note)
+        if known is not None and not matches(store, self.info, known, self.file.text_codec):
             raise self._replaced()
         with opened(store, self.info.key, self.info.size) as data:
             for row, batch in self.file.batches(data, at):
@@ -326,8 +333,8 @@ class PlannedRows:
 
     def _is_still(self, store: Store, mark: RowMark) -> bool:
         """Returns whether the file still is what was read now, and what another pipeline read."""
-        marks = (mark, mark_from(self.further))
-        return all(matches(store, self.info, each, None) for each in marks if each is not None)
+        marks, codec = (mark, mark_from(self.further)), self.file.text_codec
+        return all(matches(store, self.info, each, codec) for each in marks if each is not None)
 
     def _piece(self, rows: pa.RecordBatch, row: int) -> tuple[pa.RecordBatch, str]:
         stored = rows.select(STORED_SCHEMA.names)

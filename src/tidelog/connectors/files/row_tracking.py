@@ -10,7 +10,8 @@ with the most data read chooses first, because a header alone begins many files.
    that was written to may be another one, because file systems reuse inodes.
 3. The file has the old name or a rotation of it. Everything read is compared, decompressed.
 4. The file is compressed and has a higher number (``app.log.1``, ``app.log.3.gz``), and another
-   file has moved to the old name. Everything read is compared.
+   file has moved to the old name, or to that name with an extension of compressed files. Everything
+   read is compared.
 
 Any other file becomes a new source partition, even if it begins like a known one. If the name of
 its path is in use, ``~2`` and so on is added. Each file is at most one source partition, and each
@@ -164,9 +165,9 @@ class RowTracking:
         return minted
 
     def _first_line(self, store: Store, info: ObjectInfo) -> str:
-        """Returns what identifies a file of lines before anything of it was read."""
+        """Returns what identifies a file of text before anything of it was read."""
         key, file = (info.key, info.etag), self._row_file(info)
-        if key not in self._lines and file.has_lines:
+        if key not in self._lines and file.is_text:
             _keep(self._lines, key, first_line(self._begin(store, info), file.delimiter))
         return self._lines.get(key, "")
 
@@ -174,7 +175,7 @@ class RowTracking:
         """Returns the beginning of a file; reads it once while it is compared with others."""
         key, file = (info.key, info.etag), self._row_file(info)
         if key not in self._begins:
-            found = first_text(store, info, file.codec if file.has_lines else None)
+            found = first_text(store, info, file.text_codec)
             _keep(self._begins, key, found, _BEGINS_MAX)
         return self._begins[key]
 
@@ -315,10 +316,12 @@ class RowTracking:
         self, store: Store, partition: SourcePartition, free: Mapping[str, ObjectInfo]
     ) -> str | None:
         old = _path(partition.name)
-        holder = self._holders.get(old)
-        if old not in self._files or (holder is not None and _path(holder.name) == old):
+        compressed = [each for each in self._rotated.get(old, ()) if _CODEC.sub("", each) == old]
+        moved = [each for each in (old, *compressed) if each in self._files]
+        holders = [held for each in moved if (held := self._holders.get(each)) is not None]
+        if not moved or any(_path(each.name) == old for each in holders):
             return None  # nothing has moved there, so no rotation happened
-        if holder is None and self._if_named(store, partition, free, old):
+        if old not in self._holders and self._if_named(store, partition, free, old):
             return None  # it was moved back there
         stem, number = number_of(old) or ("", 0)
         higher = sorted(each for each in self._numbered.get(stem, ()) if each[0] > number)
@@ -335,7 +338,7 @@ class RowTracking:
         mark, known = self._marks[partition], self._known[partition]
         if not _line(known.incarnation) if mark is None else not mark.is_whole:
             return None  # nothing to compare
-        found = (name for name in names if name in free and self._row_file(free[name]).has_lines)
+        found = (name for name in names if name in free and self._row_file(free[name]).is_text)
         return next(
             (name for name in found if self._is_same(store, partition, free[name], whole=True)),
             None,
@@ -364,8 +367,7 @@ class RowTracking:
             return not int(known.position) and (not before or not line or before == line)
         key = (info.key, info.etag, known.further or known.note, whole and mark.is_whole)
         if key not in self._same:
-            file = self._row_file(info)
-            codec = file.codec if file.has_lines else None
+            codec = self._row_file(info).text_codec
             same = may_match(self._begin(store, info), mark)
             _keep(self._same, key, same and matches(store, info, mark, codec, key[3]))
         return self._same[key]
@@ -425,7 +427,7 @@ class RowTracking:
     def _is_copy(self, store: Store, info: ObjectInfo, original: ObjectInfo) -> bool | None:
         """Returns whether a file is a prefix of another; None: as far as it decompresses."""
         one, two = self._row_file(info), self._row_file(original)
-        if not (one.has_lines and two.has_lines):
+        if not (one.is_text and two.is_text):
             return False
         key = (info.key, info.etag, original.key, original.etag)
         if key not in self._copies:

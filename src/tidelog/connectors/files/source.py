@@ -378,7 +378,7 @@ class FilesSource:
         if not file.has_lines:
             rows = self._rows(store, info, file)
             if is_unknown and rows:
-                note = mark_of(store, info, rows, name).note()
+                note = mark_of(store, info, rows, name, file).note()
         else:
             counted = self._count(store, info, file)
             was_open = mark is not None and mark.is_open and _is_read(mark, known)

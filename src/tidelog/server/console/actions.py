@@ -15,7 +15,7 @@ from typing import Any
 from tidelog.api.archives import ArchiveHandle
 from tidelog.codec.parsers import open_parser
 from tidelog.codec.parsers.base import folder_settings
-from tidelog.errors import InvalidError
+from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.model import defaults
 from tidelog.model.archive import Archive
@@ -32,6 +32,7 @@ __all__ = ["ActionPages"]
 _FORMATS = ("parquet", "orc", "avro", "jsonlines")
 _GRANULARITIES = ("day", "hour", "minute")
 _REASONS = 20  # of dead letters in a preview
+_SHOWN = {"generation", "live"}  # what a person saw, and means
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,9 @@ class ActionPages:
         if action not in self._actions:
             raise InvalidError(f"action `{action[:40]}`: give one of {', '.join(self._actions)}")
         preview = self._actions[action](archive, visit)
+        for name in _SHOWN & preview.args.keys():
+            if visit.form.get("sure") and visit.text(name) not in ("", preview.args[name]):
+                raise ConflictError(f"archive `{archive.name}`: has changed: look at it again")
         if not visit.form.get("sure"):
             values = {"archive": archive.info, "preview": preview, "do": action}
             values["can_stop"] = action not in WHOLE
@@ -152,6 +156,7 @@ class ActionPages:
         ]
         events = sum(each.events for each in archive.status().partitions)
         number = building or info.newest + 1
+        args["generation"] = str(number)
         says = [
             (
                 f"Generation {number} is built beside generation {info.generation}, which readers "
@@ -186,6 +191,7 @@ class ActionPages:
             parser=args["parser"] or None,
         )
         number = info.building or info.newest + 1
+        args["generation"] = str(number)
         parser = f"parser {args['parser']}" if args["parser"] else "the same parser"
         says = [
             (
@@ -232,7 +238,8 @@ class ActionPages:
         )
         title = f"Make generation {info.building} of {archive.name} the live one?"
         what = f"promote of generation {info.building} of {archive.name}"
-        return Preview(title, says, "Promote it", what, {}, is_grave=True)
+        args = {"generation": str(info.building)}
+        return Preview(title, says, "Promote it", what, args, is_grave=True)
 
     def _plan_rollback(self, archive: ArchiveHandle, visit: Visit) -> Preview:
         info = archive.info
@@ -249,7 +256,7 @@ class ActionPages:
         )
         title = f"Roll {archive.name} back to generation {number}?"
         what = f"rollback of {archive.name} to generation {number}"
-        args = {"generation": str(number)}
+        args = {"generation": str(number), "live": str(info.generation)}
         return Preview(title, says, "Roll back", what, args, is_grave=True)
 
     def _plan_drop(self, archive: ArchiveHandle, visit: Visit) -> Preview:
@@ -422,7 +429,25 @@ def _run(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     )
 
 
+def _built_before(archive: ArchiveHandle, args: Mapping[str, str]) -> str:
+    """Returns what to say if a generation to build needs nothing more; empty if it does.
+
+    A job may be resumed long after its server ended, and must not begin another generation then.
+    """
+    info, number = archive.reload(), int(args["generation"])
+    if number in (info.building, info.newest + 1):
+        return ""
+    if number in info.formats:
+        return f"generation {number} was promoted since: nothing is left to do"
+    raise NotFoundError(
+        f"archive `{info.name}`: generation {number} was dropped since the job was started: start "
+        "another one"
+    )
+
+
 def _backfill(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
+    if said := _built_before(archive, args):
+        return said
     status = archive.status()
     total = sum(each.events for each in status.partitions) + (status.lag or 0)
     building = archive.info.building
@@ -451,6 +476,8 @@ def _dead_again(done: RunResult) -> str:
 
 
 def _redo(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
+    if said := _built_before(archive, args):
+        return said
     total = sum(each.events for each in archive.status().partitions)
     how = RedoOptions(stop=job.stop, on_cycle=_counting(job, total), who=job.who)
     how["parser"] = args["parser"] or None
@@ -467,14 +494,24 @@ def _redo(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
 
 
 def _promote(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
-    job.tell("bringing it up to the live one")
-    return f"generation {archive.promote(who=job.who).generation} is the live one"
+    number = int(args["generation"])
+    if archive.reload().generation != number:  # else a server did that, and ended
+        job.tell("bringing it up to the live one")
+        archive.promote(number, who=job.who)
+    return f"generation {number} is the live one"
 
 
 def _rollback(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
-    job.tell("bringing it up to the live one")
-    done = archive.rollback(int(args["generation"]), who=job.who)
-    return f"generation {done.generation} is the live one"
+    info, number = archive.reload(), int(args["generation"])
+    if info.generation not in (number, int(args["live"])):
+        raise ConflictError(
+            f"archive `{info.name}`: generation {info.generation} is live since the job was "
+            "started: start another one"
+        )
+    if info.generation != number:  # else a server did that, and ended
+        job.tell("bringing it up to the live one")
+        archive.rollback(number, who=job.who)
+    return f"generation {number} is the live one"
 
 
 def _drop(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
