@@ -38,9 +38,9 @@ from tidelog.archive.archive import (
     find_archive,
     open_pipeline,
 )
-from tidelog.archive.coverage import is_by_offset
 from tidelog.archive.dead_letters import ReplayOptions, ReplayResult, count_dead_again, replay
 from tidelog.archive.delete import delete_archive, delete_lost, end_archive
+from tidelog.archive.fill import is_own_damage
 from tidelog.archive.finalize import FinalizeOptions, FinalizeResult, finalize
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.archive.metrics import metrics_text
@@ -386,7 +386,7 @@ class ArchiveHandle(ErasableArchive):
             done.dead_again = count_dead_again(self._context, found, generation)
             return done
         except CorruptError as exc:
-            if not how.accept_loss and _is_own_damage(self._context, found, exc):
+            if not how.accept_loss and is_own_damage(self._context, found, exc):
                 raise CorruptError(
                     f"{exc}; without a copy, leave out its range with `tidelog archive "
                     f"backfill {self.name} --accept-loss`",
@@ -584,17 +584,6 @@ _FORCED = "events that only it has may be lost"
 def _with_dead_share(archive: Archive, share: float | None) -> Archive:
     """Returns an archive that tolerates another share of dead letters in this run."""
     return archive if share is None else msgspec.structs.replace(archive, dead_share_max=share)
-
-
-def _is_own_damage(context: Context, archive: Archive, error: CorruptError) -> bool:
-    """Whether it is in the live generation, which the one that is built can do without."""
-    file, manifest = error.context.get("file", ""), error.context.get("manifest", "")
-    if not is_by_offset(context, archive):
-        return False
-    return archive.pipeline() in str(manifest) or any(
-        str(file).startswith(f"{folder}/")
-        for folder in (archive.folder(archive.generation), archive.dead)
-    )
 
 
 def _ignore(_: object) -> None:

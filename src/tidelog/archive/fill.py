@@ -41,6 +41,7 @@ from tidelog.archive.coverage import (
     are_other_events,
     damaged_spans,
     held_spans,
+    is_by_offset,
     is_same_sequence,
     read_covered,
     unknown_topics,
@@ -77,13 +78,14 @@ from tidelog.connectors.source import (
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_listed, read_partitions
-from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import ListedPartition
 from tidelog.pipeline.gaps import without_remade
 
 __all__ = [
     "FillSource",
+    "is_own_damage",
 ]
 
 
@@ -508,6 +510,17 @@ class FillSource:
             refuse_output(self._archive, self._written_as)
         carried = CarriedRange(self._archive.generation, as_is, numbers, note)
         return CarriedReader(reader, carried)
+
+
+def is_own_damage(context: Context, archive: Archive, error: CorruptError) -> bool:
+    """Returns whether the damage is in the live generation, and a backfill can leave it out."""
+    file, manifest = error.context.get("file", ""), error.context.get("manifest", "")
+    if not is_by_offset(context, archive):
+        return False
+    return archive.pipeline() in str(manifest) or any(
+        str(file).startswith(f"{folder}/")
+        for folder in (archive.folder(archive.generation), archive.dead)
+    )
 
 
 def _other_events(
