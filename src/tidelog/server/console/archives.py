@@ -22,7 +22,7 @@ from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.model.archive import Archive
 from tidelog.public import PumpStatus, TableStatus
-from tidelog.server.console.format import bar_chart
+from tidelog.server.console.charts import bar_chart
 from tidelog.server.console.session import Answer, ShownPage, Visit
 from tidelog.server.http.errors import shape
 

@@ -28,7 +28,7 @@ from tidelog.log.status import (
     read_heads,
 )
 from tidelog.model.topic import Head, Topic
-from tidelog.server.console.format import Series
+from tidelog.server.console.charts import Series
 
 __all__ = ["ConsumerSample", "Sampler", "Snapshot", "TopicSample"]
 

@@ -28,7 +28,8 @@ from tidelog.model.topic import Topic, check_topic_name
 from tidelog.playback.play import SlotCount, check_speed
 from tidelog.server.api.read import partition_of
 from tidelog.server.console.archives import Pipelines, PipelinesSeen
-from tidelog.server.console.format import duration, line_chart, number, url
+from tidelog.server.console.charts import line_chart
+from tidelog.server.console.format import duration, number, url
 from tidelog.server.console.jobs import Job, JobRunner, Work
 from tidelog.server.console.sampler import ConsumerSample, Sampler, Snapshot, TopicSample
 from tidelog.server.console.session import Answer, Data, Redirect, ShownPage, Visit
