@@ -178,7 +178,7 @@ def test_other_tables_and_missing_databases_are_refused(
     assert archive.tables.list() == [], "no promote, drop or erasure meets a refused table"
     run = run_here(monkeypatch, capsysbinary, tmp_path)
     told = run("--home", home.config, "archive", "register", "daily", "--as", "glue")
-    assert "--table with --as glue" in told.err
+    assert "--as glue needs --table" in told.err
     backup = home.archives.create("raw", source="topic:t")
     backup.run()
     backup.tables.register(f"glue:{database}.raw")  # without partitions: the folder of its topic

@@ -125,7 +125,7 @@ def test_no_proof_is_given_while_a_range_is_under_way(
     assert [each.waiting for each in purge(home.context, topic, 0, wait_ms=0).archives] == [1]
     proof = home.prove_erased(topic.name, ids=["gone"])
     (trace,) = proof.traces
-    assert trace.do.startswith("let a driver finish it, such as `tidelog archive run ")
+    assert trace.do.startswith("if no driver works on it, run `tidelog archive run daily`")
     paused.go.set()
     paused.thread.join()
     assert values(home, archive) == ["a", "gone", "c"]

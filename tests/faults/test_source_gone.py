@@ -125,7 +125,9 @@ def test_delete_of_a_topic_goes_on_once_its_archive_was_run(
     daily = an_archive(home, format="jsonlines", codec="none", format_settings={"mode": "events"})
     dies(home, daily, Cycle, "_finish")
     home.delete("t", "gone-7")
-    with pytest.raises(UnavailableError, match="run the archive"):
+    with pytest.raises(
+        UnavailableError, match="run `tidelog archive run daily`, then delete the topic again"
+    ):
         home.delete_topic("t", past_readers=True)
     drive(home, daily)
     home.delete_topic("t")
@@ -144,7 +146,9 @@ def test_delete_of_a_topic_that_has_begun_goes_on_once_its_archive_was_run(
     with monkeypatch.context() as patch:
         patch.setattr(purge, "WAIT_MS", 0)
         patch.setattr(purge, "finish_deletes", lambda *_: home.delete("t", "gone-7"))
-        with pytest.raises(UnavailableError, match="run the archive"):
+        with pytest.raises(
+            UnavailableError, match="run `tidelog archive run daily`, then delete the topic again"
+        ):
             home.delete_topic("t", past_readers=True)
     with pytest.raises(NotFoundError, match="is being deleted"):
         drive(home, daily)
