@@ -12,6 +12,9 @@ import pytest
 from tests.support.archive_look import a_home
 from tidelog import Event, Home
 from tidelog.api.archives import ArchiveHandle
+from tidelog.archive import fill
+from tidelog.connectors.source import RangeReader
+from tidelog.erasure.rewrite import erase_from_archive
 from tidelog.errors import InvalidError
 
 
@@ -56,6 +59,23 @@ def test_events_of_another_topic_replace_none_of_a_copied_folder(
     home.delete("t", ["new-3"], why="asked")
     home.purge("t", wait=0)
     assert ids(tmp_path, 1) == {f"old-{n}" for n in range(10)}, "they are another topic's"
+
+
+def test_erasure_during_the_comparison_with_the_live_generation_is_not_damage(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = archive_of_a_copy(home, tmp_path)
+    compare = fill.are_other_events
+
+    def erase_and_compare(one: RangeReader, other: RangeReader) -> bool:
+        monkeypatch.undo()
+        erase_from_archive(home.context, found.info, 1, {"t/0": [3]})
+        return compare(one, other)
+
+    monkeypatch.setattr(fill, "are_other_events", erase_and_compare)
+    found.backfill(source="topic:t", codec="gzip")
+    assert fill.are_other_events is compare
+    assert ids(tmp_path, 2) == {f"old-{n}" for n in range(10)}, "only generation 1 was erased from"
 
 
 def test_delete_reaches_all_generations_that_have_the_same_events(

@@ -12,14 +12,18 @@ from tests.support.archive_look import a_home, an_archive, fill
 from tidelog import Event, Home
 from tidelog.archive.archive import open_pipeline
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
+from tidelog.connectors.source import SourcePartition
 from tidelog.coordination.pipeline_rows import read_progress
-from tidelog.errors import InvalidError, NotFoundError
+from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model.archive import ArchiveFormat
-from tidelog.model.pipeline import Progress
+from tidelog.model.pipeline import Begin, Progress
+from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.gaps import RemadeError
+from tidelog.pipeline.pipeline import CycleReport
 from tidelog.pipeline.tasks import LocalWorkers
+from tidelog.testing.scheduler import Crash
 
 
 @pytest.fixture
@@ -207,3 +211,79 @@ def test_generation_of_columns_takes_nothing_of_a_topic_that_was_made_again(home
     with pytest.raises(NotFoundError, match="neither the source nor a file of"):
         run(home, "d", 2)
     assert read_progress(home.context, home.archives.get("d").info.pipeline(2), "t/0") is None
+
+
+@pytest.mark.parametrize("accept_loss", [True, False])
+@pytest.mark.parametrize("step", ["_record", "_finish"])
+def test_partition_waits_for_a_range_of_the_topic_that_was_deleted(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, accept_loss: bool
+) -> None:
+    """One driver has a range under way or decided; another one begins with the new topic."""
+    home.create_topic("two", 2)
+    home.append("two", [Event(b"old")] * 3, partition=1)
+    archive = home.archives.create("d", source="topic:two")
+    first, other = SourcePartition("two", "0"), SourcePartition("two", "1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Cycle, step, _die)
+        with pytest.raises(Crash):
+            read_range(home, "one", other, "3", accept_loss=False)
+    home.delete_topic("two", past_readers=True)
+    home.create_topic("two", 2)
+    home.append("two", [Event(b"other")] * 5, partition=0)
+    report = read_range(home, "two", first, "5", accept_loss)
+    assert not report.committed
+    if step == "_record":
+        assert isinstance(report.errors[first], UnavailableError)
+    elif not accept_loss:
+        assert isinstance(report.errors[first], RemadeError)
+    else:
+        assert report.ended == {first}
+    # Now a third driver has all partitions, as the first one is dead.
+    pipeline = open_pipeline(home.context, archive.info, LocalWorkers(1))
+    Driver(home.context, pipeline, DriverOptions(accept_loss=True, take_over=True)).run()
+    values = [value for batch in archive.read() for value in batch.column("value").to_pylist()]
+    assert values == ([b"old"] * 3 if step == "_finish" else [b"other"] * 5)
+
+
+def _die(*_: object) -> None:
+    raise Crash
+
+
+def read_range(
+    home: Home, owner: str, partition: SourcePartition, limit: str, accept_loss: bool
+) -> CycleReport:
+    """Claims a source partition and reads one range of it."""
+    archive = home.archives.get("d").info
+    pipeline = open_pipeline(home.context, archive, LocalWorkers(1))
+    bounds = pipeline.source.bounds([partition])
+    cycle = Cycle(home.context, pipeline, owner, accept_loss)
+    held = bounds[partition]
+    cycle.claim(partition, Begin(held.first, held.begins), held.incarnation)
+    return cycle.run({partition: limit}, bounds)
+
+
+@pytest.mark.parametrize("step", ["_record", "_finish"])
+def test_backfill_reads_no_new_topic_beside_a_decided_range_of_the_old_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    home.create_topic("two", 2)
+    home.append("two", [Event(b"old")] * 3, partition=1)
+    archive = home.archives.create("d", source="topic:two")
+    with monkeypatch.context() as patch:
+        patch.setattr(Cycle, step, _die)
+        with pytest.raises(Crash):
+            read_range(home, "one", SourcePartition("two", "1"), "3", accept_loss=False)
+    home.delete_topic("two", past_readers=True)
+    home.create_topic("two", 2)
+    home.append("two", [Event(b"other")] * 5, partition=0)
+    begin_backfill(home.context, "d", ArchiveFormat(codec="gzip"))
+    if step == "_record":
+        with pytest.raises(UnavailableError, match="while a range of it was read"):
+            run(home, "d", 2, accept_loss=True)
+    else:
+        run(home, "d", 2, accept_loss=True)
+    run(home, "d", accept_loss=True, take_over=True)
+    run(home, "d", 2, accept_loss=True)
+    archive.promote()
+    values = [value for batch in archive.read() for value in batch.column("value").to_pylist()]
+    assert values == ([b"old"] * 3 if step == "_finish" else [b"other"] * 5)

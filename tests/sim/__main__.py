@@ -26,6 +26,7 @@ from tests.sim.archive_worlds import (
     HolesWorld,
     MarkersWorld,
     OrphansWorld,
+    RemadeWorld,
 )
 from tests.sim.arrivals_world import ArrivalsWorld
 from tests.sim.backups_world import BackupsWorld
@@ -82,6 +83,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "holes": HolesWorld,
     "erasures": ErasureWorld,
     "orphans": OrphansWorld,
+    "remade": RemadeWorld,
     "markers": MarkersWorld,
     "staged": StagedWorld,
     "cuts": CutsWorld,

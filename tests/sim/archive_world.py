@@ -91,6 +91,7 @@ class ArchivesWorld(ArchivesHome):
     """One seed's world."""
 
     first_formats: Sequence[ArchiveFormat] = (BY_DAY, BY_MINUTE_A)
+    remade_after_s = (2, 40)
     source = "topic:t"  # of archives
 
     def __init__(self, seed: int) -> None:
@@ -185,7 +186,7 @@ class ArchivesWorld(ArchivesHome):
         """Delete the topic, and make another one of its name, which may have more partitions."""
         context = self._context()
         partitions = PARTITIONS + self.random.randrange(2)
-        context.clock.sleep(self.random.uniform(2, 40))
+        context.clock.sleep(self.random.uniform(*self.remade_after_s))
         for _ in range(4):
             with self.tolerating(NotFoundError, ConflictError):
                 delete_topic(context, "t")

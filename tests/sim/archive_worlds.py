@@ -55,6 +55,7 @@ __all__ = [
     "HolesWorld",
     "MarkersWorld",
     "OrphansWorld",
+    "RemadeWorld",
 ]
 
 WHY = Why("sim", "request")
@@ -356,6 +357,20 @@ class ErasureWorld(BusyWorld):
             and any(state in (DELETED, TRIMMED) for _, state in self.truth.history[place])
             for place in places
         )
+
+
+class RemadeWorld(ArchivesWorld):
+    """The topic is deleted and created again while its first ranges are read."""
+
+    remade_after_s = (0, 12)
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.kinds = {"remake", self.random.choice(["build", "erase", "replay", "later"])}
+
+    def spawn_all(self) -> None:
+        super().spawn_all()
+        self._spawn("driver-3", self.run_drivers)
 
 
 class OrphansWorld(ErasureWorld):

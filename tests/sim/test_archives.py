@@ -17,6 +17,7 @@ from tests.sim.archive_worlds import (
     HolesWorld,
     MarkersWorld,
     OrphansWorld,
+    RemadeWorld,
 )
 from tests.sim.arrivals_world import ArrivalsWorld
 from tests.sim.backups_world import BackupsWorld
@@ -44,6 +45,7 @@ FOCUSED = (
     BackupsWorld,
     ErasureWorld,
     OrphansWorld,
+    RemadeWorld,
     CopiesWorld,
     MarkersWorld,
     TransformsWorld,
@@ -54,7 +56,7 @@ FOCUSED = (
     RestoredWorld,
 )
 # Seeds of these take less than a second.
-SHORT = (ArchivesWorld, CutsWorld, StagedWorld)
+SHORT = (ArchivesWorld, CutsWorld, RemadeWorld, StagedWorld)
 
 
 @pytest.mark.parametrize("block", rounds(4, every=2))

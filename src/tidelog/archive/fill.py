@@ -82,6 +82,7 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogErr
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import ListedPartition
 from tidelog.pipeline.gaps import without_remade
+from tidelog.pipeline.ranges import check_plan
 
 __all__ = [
     "FillSource",
@@ -279,19 +280,26 @@ class FillSource:
         own: Source = self._old
         if old is None or self._output(range.partition).holds(range.start):
             own = source_at(self._context, self._archive.source)
-        with contextlib.suppress(NotFoundError, UnavailableError):  # nothing to compare with
-            bounds = own.bounds([range.partition])[range.partition]
-            if not are_offsets(bounds.first, bounds.end):
-                return
-            start = max(int(range.start), int(bounds.first))
-            limit = min(int(range.limit), int(bounds.end), start + SAMPLE_OFFSETS)
-            if start >= limit:
-                return
-            both = SourceRange(range.partition, str(start), str(limit))
-            if are_other_events(self._source.reader(both), own.reader(both)):
-                where = f"at offsets from {start} on, as of a topic that had this name before"
-                raise _other_events(range.partition, self._source, own, where)
-            self._unknown.discard(range.partition)
+        compared: list[tuple[Source, RangeReader]] = []
+        try:
+            with contextlib.suppress(NotFoundError, UnavailableError):  # nothing to compare with
+                bounds = own.bounds([range.partition])[range.partition]
+                if not are_offsets(bounds.first, bounds.end):
+                    return
+                start = max(int(range.start), int(bounds.first))
+                limit = min(int(range.limit), int(bounds.end), start + SAMPLE_OFFSETS)
+                if start >= limit:
+                    return
+                both = SourceRange(range.partition, str(start), str(limit))
+                compared = [(each, each.reader(both)) for each in (self._source, own)]
+                if are_other_events(*(reader for _, reader in compared)):
+                    where = f"at offsets from {start} on, as of a topic that had this name before"
+                    raise _other_events(range.partition, self._source, own, where)
+                self._unknown.discard(range.partition)
+        except CorruptError:
+            for source, reader in compared:  # an erasure that replaces files is no damage
+                check_plan(source, reader)
+            raise
 
     def _complete_from_files(self, reader: RangeReader, old: Coverage | None) -> RangeReader:
         """Returns the range, with events from the generation's files that the source lacks.

@@ -392,7 +392,8 @@ class Cycle:
         now = remade_bounds(state.partition, state.head, held, source, self._accept_loss)
         ends = bool(state.head.totals.commits)
         if not ends and (is_due or now is not None):
-            others = self._heads.with_commits(state.partition.topic, self.heads())
+            own = [each for each in self._states.values() if self.is_ready(each.partition)]
+            others = self._heads.with_events(state.partition, (now or held).incarnation, own)
             ends = is_topic_remade(state, now or held, others, source, self._accept_loss)
             now = now or (held if ends else None)
         if now is not None:

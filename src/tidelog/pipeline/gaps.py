@@ -9,9 +9,10 @@ those of its own source, so it only has less of it, and its reader waits.
 
 The same holds for the topic as a whole: if an archive has events of the old topic, it gets none of
 the new one, also not of partitions that the old one did not have, or of which nothing was read. So
-before the first range of a partition, it is compared with others of its topic that were read
-(``is_topic_remade``). Sources give all partitions of a topic one incarnation. Files have one each:
-nothing is compared.
+before the first range of a partition, it is compared with others of its topic that were read, or of
+which a range is decided (``is_topic_remade``). While another driver reads a range of the old topic,
+it waits. The intent of such a range was put before the topic was deleted, so it is never missed.
+Sources give all partitions of a topic one incarnation. Files have one each: nothing is compared.
 
 **Late events** came into an archive after a reader of it had passed the gap they were in. A
 generation that is promoted may have events where the one before it had a gap, or was made of a
@@ -25,7 +26,7 @@ An archive keeps the gap instead: its files are ordered by offset. A backfill fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -40,8 +41,8 @@ from tidelog.connectors.source import (
     bounds_apart,
 )
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import read_partitions, read_progress
-from tidelog.errors import InvalidError
+from tidelog.coordination.pipeline_rows import read_intent, read_partitions, read_progress
+from tidelog.errors import InvalidError, UnavailableError
 from tidelog.model import limits
 from tidelog.model.pipeline import (
     Begin,
@@ -324,23 +325,64 @@ class TopicHeads:
         """Reads them again when they are next needed."""
         self._others = None
 
-    def with_commits(
-        self, topic: str, own: Mapping[SourcePartition, Progress]
+    def with_events(
+        self, partition: SourcePartition, incarnation: str, own: Sequence[SourceState]
     ) -> dict[SourcePartition, Progress]:
-        """Returns the heads of partitions of a topic from which ranges are committed."""
+        """Returns the heads of partitions of the same topic that have events, or soon will.
+
+        A decided range will be committed, so it counts. Raises ``UnavailableError`` while another
+        driver reads a range of a topic with another incarnation: it may become either.
+        """
         if self._others is None:
             names = map(SourcePartition.named, read_partitions(self._context, self._pipeline))
+            known = {state.partition for state in own}
             self._others = {
                 each: read_progress(self._context, self._pipeline, each.text)
                 for each in names
-                if each not in own
+                if each not in known
             }
-        heads = {**self._others, **own}
-        return {
-            each: head
-            for each, head in heads.items()
-            if each.topic == topic and head is not None and head.totals.commits
+        heads = {
+            state.partition: state.head
+            for state in own
+            if state.partition.topic == partition.topic and _has_events(state)
         }
+        for each, head in self._others.items():
+            if each.topic != partition.topic or head is None:
+                continue
+            is_read = bool(head.totals.commits)
+            if is_read or _has_older_range(self._context, self._pipeline, each, head, incarnation):
+                heads[each] = head
+        return heads
+
+
+def _has_events(state: SourceState) -> bool:
+    """Returns whether ranges of a partition are committed, or one is decided."""
+    is_decided = state.intent is not None and bool(state.intent.manifest)
+    return bool(state.head.totals.commits) or is_decided
+
+
+def _has_older_range(
+    context: Context, pipeline: str, partition: SourcePartition, head: Progress, incarnation: str
+) -> bool:
+    """Returns whether a partition of an older topic without events gets some: a range is decided.
+
+    Raises ``UnavailableError`` while a range of it is under way: it may be decided, or not.
+    """
+    if head.is_of(incarnation):
+        return False
+    intent = read_intent(context, pipeline, partition.text)
+    now = read_progress(context, pipeline, partition.text)  # after it: is it committed meanwhile?
+    if now is not None and now.totals.commits:
+        return not now.is_of(incarnation)
+    if intent is None or intent.incarnation in ("", incarnation):
+        return False
+    if not intent.manifest:
+        raise UnavailableError(
+            f"source partition `{partition.text}`: its topic was deleted and made again while a "
+            "range of it was read: wait until its driver ends that, or run it with --accept-loss",
+            partition=partition.text,
+        )
+    return True
 
 
 def is_topic_remade(
@@ -352,7 +394,7 @@ def is_topic_remade(
 ) -> bool:
     """Returns whether the topic of a partition without events was created again, as accepted.
 
-    ``others`` are heads of the same topic with commits. Raises ``RemadeError`` if it was created
+    ``others`` are heads of the same topic with events. Raises ``RemadeError`` if it was created
     again and that is not accepted.
     """
     partition, head = state.partition, state.head
@@ -384,6 +426,9 @@ def without_remade(
     remade: set[str] = set()
     for partition, held in bounds.items():
         head = read_progress(context, pipeline, partition.text) if held.incarnation else None
-        if head is not None and head.totals.commits and not head.is_of(held.incarnation):
+        if head is None or head.is_of(held.incarnation):
+            continue
+        is_read = bool(head.totals.commits)
+        if is_read or _has_older_range(context, pipeline, partition, head, held.incarnation):
             remade.add(held.incarnation)
     return {each: held for each, held in bounds.items() if held.incarnation not in remade}
