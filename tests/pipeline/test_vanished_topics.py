@@ -14,7 +14,7 @@ from tests.servers.kafka import Kafka
 from tests.sim.archive_many import ManyTopics
 from tests.support.archive_look import a_home, an_archive, drive, fill
 from tests.support.waiting import until
-from tidelog import Home
+from tidelog import Home, ToOffsets
 from tidelog.archive.archive import open_pipeline
 from tidelog.archive.freeze import _with_decisions
 from tidelog.archive.generations import begin_backfill, promote
@@ -25,7 +25,7 @@ from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import VanishedError
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import TidelogError
-from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.model.archive import Archive, ArchiveFormat, Start
 from tidelog.model.pipeline import Gap, Progress
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
@@ -131,6 +131,44 @@ def test_deleted_topic_that_was_read_to_its_end_is_no_loss(home: Home) -> None:
     home.delete_topic("m2")
     assert drive(home, archive) == 0
     assert gaps(home, archive) == ()
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_topic_that_vanished_before_the_first_run_is_reported(home: Home, start: Start) -> None:
+    """The creation of the archive has seen its events, but not when it begins after them."""
+    home.create_topic("m3", 1)
+    home.create_topic("m4", 1)
+    fill(home, range(10), "m4")
+    home.trim("m4", ToOffsets({0: 10}))  # nothing waits in either of these
+    archive = an_archive(home, source="many:m", start=start)
+    for name in ("m2", "m3", "m4"):
+        home.delete_topic(name)
+    if start == "latest":
+        assert drive(home, archive) == 0
+        return
+    for _ in range(2):
+        with pytest.raises(VanishedError, match="its last 10 offsets were read, from 0 to 10"):
+            drive(home, archive)
+    assert list(read_failures(home.context, archive.pipeline())) == ["m2/0"]
+    drive(home, archive, accept_loss=True)
+    assert gaps(home, archive) == (Gap("0", "10", "vanished"),)
+    assert drive(home, archive) == 0
+    assert verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True)).problems == []
+
+
+def test_topic_that_a_driver_saw_and_did_not_claim_is_reported(home: Home) -> None:
+    archive = an_archive(home, source="many:m")
+    home.create_topic("m5", 1)
+    fill(home, range(10), "m5")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cycle, "claim", _die)
+        with pytest.raises(Crash):
+            drive(home, archive)
+    home.delete_topic("m5")
+    with pytest.raises(VanishedError, match=r"`m5/0`: .* its last 10 offsets were read"):
+        drive(home, archive, take_over=True)
+    drive(home, archive, accept_loss=True)
+    assert gaps(home, archive, "m5") == (Gap("0", "10", "vanished"),)
 
 
 @pytest.mark.server

@@ -145,6 +145,7 @@ class ListedPartition(Persisted, frozen=True):
     incarnation: str = ""  # of what had that end
     seen_ms: int = 0
     note: bytes = b""  # of what is before that end, if the source tracks what was read
+    first: str = ""  # its first position at that time
 
 
 class SeenEnd(Persisted, frozen=True):

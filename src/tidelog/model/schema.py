@@ -229,8 +229,8 @@ ROWS = (
     ),
     Kind(
         "pipeline/<name> · partition/<source partition>",
-        "that the pipeline knows it, and its end at the pipeline's creation; of a file, its mark "
-        "and incarnation",
+        "that the pipeline knows it, and its first position and its end at the pipeline's "
+        "creation; of a file, its mark and incarnation",
     ),
     Kind(
         "pipeline/<name> · listing",

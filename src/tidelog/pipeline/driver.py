@@ -66,7 +66,6 @@ from tidelog.pipeline.source_partitions import (
     Beginnings,
     SeenEnds,
     TrackedPartitions,
-    vanished_error,
 )
 from tidelog.pipeline.source_state import FrozenError
 from tidelog.pipeline.tasks import ParallelWorkers
@@ -155,7 +154,8 @@ class Driver:
         cycle = Cycle(
             self._context, self._pipeline, members.id, self._how.accept_loss, members.may_take
         )
-        self._tracked = TrackedPartitions(self._context, self._pipeline, cycle)
+        start = self._beginnings.start
+        self._tracked = TrackedPartitions(self._context, self._pipeline, cycle, start)
         if self._how.take_over:
             members.take_over()
         else:
@@ -403,11 +403,11 @@ class Driver:
         """Reports partitions that the source no longer lists, and that had more than was read."""
         source = self._pipeline.source
         if isinstance(source, VanishingSource) and source.may_vanish():
-            ends = self._seen_ends.stored()
+            ends = self._beginnings.with_listed(self._seen_ends.stored())
             for partition in ends.keys() - set(listed):
                 if self._share.is_theirs(partition):
                     continue
-                error = vanished_error(self._context, self._pipeline.id, partition, ends[partition])
+                error = self._beginnings.vanished_error(partition, ends[partition])
                 if error is not None:
                     errors[partition] = error
 
@@ -417,7 +417,7 @@ class Driver:
             if isinstance(error, VanishedError):
                 with contain_errors(partition, {}, errors):
                     if not cycle.is_ready(partition):
-                        cycle.claim(partition, Begin("", "earliest"))  # its head exists
+                        cycle.claim(partition, *self._beginnings.find_vanished(partition))
                     cycle.accept_vanished(partition, str(error.context["end"]))
                     del errors[partition]
 

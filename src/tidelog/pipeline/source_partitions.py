@@ -10,8 +10,9 @@ name or first line may be another one.
 **Ends that drivers saw.** A file or a topic may vanish before its end is read. So a row with the
 end is put as soon as rows wait in a source partition, then at most once a minute while it grows,
 and when a driver ends. A driver that starts after the file vanished reports the loss until a person
-accepts it (``gaps``); a killed driver may have seen more. For topics, only those of a pattern
-need this: any other is an error once it is deleted.
+accepts it (``gaps``); a killed driver may have seen more. What the creation listed counts as seen,
+unless the pipeline begins at these ends. For topics, only those of a pattern need this: any other
+is an error once it is deleted.
 
 **Order.** Where partitions split and merge, events of one key continue in another partition. So a
 partition waits until each of its parents is read to its end, by any driver, or is deleted and was
@@ -68,7 +69,7 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.errors import ConflictError, TidelogError
 from tidelog.model import layout, limits
 from tidelog.model.address import parse_address
-from tidelog.model.pipeline import Begin, Gap, ListedPartition, Progress, SeenEnd
+from tidelog.model.pipeline import Begin, BeginReason, Gap, ListedPartition, Progress, SeenEnd
 from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import contain_errors
@@ -93,7 +94,6 @@ __all__ = [
     "renew_listing",
     "track",
     "tracking_pipeline",
-    "vanished_error",
 ]
 
 
@@ -155,24 +155,31 @@ def track(
     pipeline: str,
     source: Source,
     heads: Mapping[SourcePartition, Progress] | None = None,
+    *,
+    is_from_first: bool = False,
 ) -> Tracked:
     """Passes what the pipeline has read to a source that tracks its partitions.
 
     Returns what it passed; ``heads`` need not be read. Without any, it also passes the ends that
-    drivers have seen, which a source remembers.
+    drivers have seen, which a source remembers. If the pipeline begins at the first rows
+    (``is_from_first``), those that its creation saw count as seen.
     """
     if not isinstance(source, TrackingSource):
         return Tracked({}, set(), None)
     version = listing_version(context, pipeline)
     found = dict(heads or {})
-    known = read_known(context, pipeline, found)
+    known = read_known(context, pipeline, found, is_from_first=is_from_first)
     seen = read_seen(context, pipeline) if heads is None else {}
-    source.track({each: replace(one, seen=seen.get(each, "")) for each, one in known.items()})
+    source.track({each: replace(one, seen=seen.get(each, one.seen)) for each, one in known.items()})
     return Tracked(found, set(known), version)
 
 
 def read_known(
-    context: Context, pipeline: str, heads: dict[SourcePartition, Progress]
+    context: Context,
+    pipeline: str,
+    heads: dict[SourcePartition, Progress],
+    *,
+    is_from_first: bool = False,
 ) -> dict[SourcePartition, KnownPartition]:
     """Returns what a pipeline knows about its source partitions, also those it only listed.
 
@@ -185,7 +192,8 @@ def read_known(
         if head is not None:
             heads[partition] = head
         elif listed.end or listed.incarnation:  # nothing of it was read
-            known[partition] = KnownPartition("0", listed.incarnation, listed.note)
+            seen = listed.end if is_from_first else ""
+            known[partition] = KnownPartition("0", listed.incarnation, listed.note, seen)
     for partition, head in heads.items():
         lost = vanished_end(head)
         known[partition] = KnownPartition(head.position, head.incarnation, head.note, lost=lost)
@@ -200,7 +208,8 @@ def list_seen(context: Context, pipeline: str, bounds: Mapping[SourcePartition, 
 
 def _listed(context: Context, partition: SourcePartition, held: Bounds) -> ListedPartition:
     now_ms = context.clock.now_ms()
-    return ListedPartition(partition.text, held.end, held.incarnation, now_ms, held.note)
+    listed = ListedPartition(partition.text, held.end, held.incarnation, now_ms, held.note)
+    return msgspec.structs.replace(listed, first=held.first)
 
 
 _EVERY_S = 60.0
@@ -281,27 +290,6 @@ class SeenEnds:
         return self._stored
 
 
-def vanished_error(
-    context: Context, pipeline: str, partition: SourcePartition, end: int
-) -> VanishedError | None:
-    """Returns the error of a vanished partition that held more than was read.
-
-    Returns None if everything was read, or if a person has decided.
-    """
-    head = read_progress(context, pipeline, partition.text)
-    if head is None or head.ended or int(head.position) >= end:
-        return None
-    if int(vanished_end(head) or 0) >= end:
-        return None
-    left = end - int(head.position)
-    return VanishedError(
-        f"source partition `{partition.text}`: its topic was deleted before its last {left} "
-        f"offsets were read, from {head.position} to {end}: run with --accept-loss to record that "
-        "they are lost",
-        end=str(end),
-    )
-
-
 @dataclass
 class Beginnings:
     """Where partitions without a head begin."""
@@ -326,6 +314,43 @@ class Beginnings:
         # Everything there is still to be read.
         note = held.identity if held.begins == "earliest" else held.note
         return Begin(held.first, held.begins, now_ms), note
+
+    def find_vanished(self, partition: SourcePartition) -> tuple[Begin, str, bytes]:
+        """Returns where a partition began that is gone, its incarnation and what identifies it."""
+        now_ms = self.context.clock.now_ms()
+        seen = self._at_creation().get(partition.text) or ListedPartition(partition.text)
+        if self.start == "latest" and seen.end:
+            return Begin(seen.end, "latest", now_ms), seen.incarnation, seen.note
+        first = seen.first or "0"
+        reason: BeginReason = "retention" if int(first) else "earliest"
+        return Begin(first, reason, now_ms), seen.incarnation, seen.note
+
+    def with_listed(self, seen: Mapping[SourcePartition, int]) -> dict[SourcePartition, int]:
+        """Returns the ends that drivers have seen, and those that the pipeline's creation saw."""
+        ends = dict(seen)
+        for each in self._at_creation().values():
+            partition = SourcePartition.named(each.partition)
+            ends[partition] = max(int(each.end or 0), ends.get(partition, 0))
+        return ends
+
+    def vanished_error(self, partition: SourcePartition, end: int) -> VanishedError | None:
+        """Returns the error of a vanished partition that held more than was read.
+
+        Returns None if everything was read, or if a person has decided.
+        """
+        head = read_progress(self.context, self.pipeline.id, partition.text)
+        if head is not None and (head.ended or int(vanished_end(head) or 0) >= end):
+            return None
+        position = self.find_vanished(partition)[0].position if head is None else head.position
+        left = end - int(position)
+        if left <= 0:
+            return None
+        return VanishedError(
+            f"source partition `{partition.text}`: its topic was deleted before its last {left} "
+            f"offsets were read, from {position} to {end}: run with --accept-loss to record that "
+            "they are lost",
+            end=str(end),
+        )
 
     def _at_creation(self) -> dict[str, ListedPartition]:
         """Returns the partitions that existed at the pipeline's creation, or at this first look."""
@@ -429,7 +454,8 @@ def tracking_pipeline(context: Context, pipeline: str, source: str) -> str:
 class TrackedPartitions:
     """What one driver knows about such a source; of any other source, nothing."""
 
-    def __init__(self, context: Context, pipeline: Pipeline, cycle: Cycle) -> None:
+    def __init__(self, context: Context, pipeline: Pipeline, cycle: Cycle, start: str) -> None:
+        self._is_from_first = start != "latest"
         self.heads: dict[SourcePartition, Progress] | None = None  # as last read
         self._context = context
         self._pipeline = pipeline
@@ -446,7 +472,13 @@ class TrackedPartitions:
         cycle, others = self._cycle, self.heads if is_alone else {}
         known = {each: head for each, head in (others or {}).items() if not cycle.has_claimed(each)}
         heads = None if self.heads is None else {**known, **cycle.heads()}
-        tracked = track(self._context, self._pipeline.id, self._pipeline.source, heads)
+        tracked = track(
+            self._context,
+            self._pipeline.id,
+            self._pipeline.source,
+            heads,
+            is_from_first=self._is_from_first,
+        )
         self.heads, self._known, self._version = tracked.heads, tracked.known, tracked.version
 
     def take(self, own: list[SourcePartition], errors: dict[SourcePartition, TidelogError]) -> bool:

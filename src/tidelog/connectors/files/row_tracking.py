@@ -120,7 +120,7 @@ class RowTracking:
             each: mark_from(found.further or found.note) for each, found in known.items()
         }
         for partition, found in known.items():
-            if found.seen:
+            if found.seen and self._marks[partition] is not None:
                 self._ends.setdefault(partition, int(found.seen))
 
     def seen(self) -> dict[SourcePartition, str]:
