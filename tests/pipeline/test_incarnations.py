@@ -16,7 +16,7 @@ from tidelog.connectors.source import SourcePartition
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.model.archive import ArchiveFormat
+from tidelog.model.archive import ArchiveFormat, Start
 from tidelog.model.pipeline import Begin, Progress
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
@@ -287,3 +287,27 @@ def test_backfill_reads_no_new_topic_beside_a_decided_range_of_the_old_one(
     archive.promote()
     values = [value for batch in archive.read() for value in batch.column("value").to_pylist()]
     assert values == ([b"old"] * 3 if step == "_finish" else [b"other"] * 5)
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_topic_that_was_made_again_before_the_first_run_is_reported(
+    home: Home, tmp_path: Path, start: Start
+) -> None:
+    """The creation of the archive has seen its events, which are lost unless it begins at them."""
+    fill(home, range(10))
+    an_archive(home, "d", start=start)
+    make_again(home, 7)
+    if start == "earliest":
+        with pytest.raises(RemadeError, match=r"made again: it is .* and 0 is committed"):
+            run(home, "d")
+        assert run(home, "d", accept_loss=True) == 7
+        assert [gap.reason for gap in head_of(home, "d").gaps] == ["remade"]
+    assert run(home, "d") == (7 if start == "latest" else 0)
+    assert offsets(tmp_path, "d", 1) == list(range(7))
+
+
+def test_empty_topic_that_was_made_again_before_the_first_run_is_no_loss(home: Home) -> None:
+    an_archive(home, "d")
+    make_again(home, 7)
+    assert run(home, "d") == 7
+    assert head_of(home, "d").gaps == ()

@@ -496,8 +496,7 @@ class Driver:
         for partition in new:
             with contain_errors(partition, bounds, errors):
                 held = bounds[partition]
-                begin, note = self._beginnings.find(partition, held)
-                cycle.claim(partition, begin, held.incarnation, note)
+                cycle.claim(partition, *self._beginnings.find(partition, held))
             if partition not in bounds and partition not in errors:
                 self._share.lost(partition)
 

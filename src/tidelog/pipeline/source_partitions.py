@@ -69,7 +69,15 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.errors import ConflictError, TidelogError
 from tidelog.model import layout, limits
 from tidelog.model.address import parse_address
-from tidelog.model.pipeline import Begin, BeginReason, Gap, ListedPartition, Progress, SeenEnd
+from tidelog.model.pipeline import (
+    Begin,
+    BeginReason,
+    Gap,
+    ListedPartition,
+    Progress,
+    SeenEnd,
+    offsets_between,
+)
 from tidelog.model.topic import decode_row, encode_row
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import contain_errors
@@ -299,21 +307,26 @@ class Beginnings:
     start: str  # earliest or latest
     _listed: dict[str, ListedPartition] | None = None  # partitions, once known
 
-    def find(self, partition: SourcePartition, held: Bounds) -> tuple[Begin, bytes]:
-        """Returns where a partition begins, and what identifies it for its source.
+    def find(self, partition: SourcePartition, held: Bounds) -> tuple[Begin, str, bytes]:
+        """Returns where a partition begins, its incarnation and what identifies it for its source.
 
         That is its own first event, unless the same partition existed when the pipeline was
-        created: only then does ``latest`` mean the end it had.
+        created: only then does ``latest`` mean the end it had. If it was created again since, and
+        events of the one before are lost, it begins as that one. So the loss is noticed.
         """
         now_ms = self.context.clock.now_ms()
         seen = self._at_creation().get(partition.text)
-        was_there = seen is not None and seen.end and seen.incarnation == held.incarnation
-        if self.start == "latest" and seen is not None and was_there:
-            position = self.pipeline.source.cut(seen.end, seen.end, 0)
-            return Begin(position, "latest", now_ms), seen.note
+        if seen is not None and seen.end:
+            is_same = seen.incarnation == held.incarnation
+            if self.start == "latest" and is_same:
+                position = self.pipeline.source.cut(seen.end, seen.end, 0)
+                return Begin(position, "latest", now_ms), held.incarnation, seen.note
+            is_other = not is_same and seen.incarnation and held.incarnation
+            if self.start != "latest" and is_other and offsets_between(seen.first, seen.end):
+                return Begin(seen.first, held.begins, now_ms), seen.incarnation, seen.note
         # Everything there is still to be read.
         note = held.identity if held.begins == "earliest" else held.note
-        return Begin(held.first, held.begins, now_ms), note
+        return Begin(held.first, held.begins, now_ms), held.incarnation, note
 
     def find_vanished(self, partition: SourcePartition) -> tuple[Begin, str, bytes]:
         """Returns where a partition began that is gone, its incarnation and what identifies it."""
