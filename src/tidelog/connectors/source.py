@@ -121,7 +121,7 @@ class SourcePartition:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a source partition holds now: positions ``[first, end)``."""
+    """What a source partition holds now: positions ``[first, end)``; ``first`` is never past it."""
 
     first: str
     end: str

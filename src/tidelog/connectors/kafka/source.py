@@ -1,10 +1,12 @@
 """Kafka as a source: one topic, or all topics whose names match a pattern.
 
 Positions are offsets. A partition ends at its last stable offset: open transactions are not read,
-and aborted ones are skipped. With ``isolation.level=read_uncommitted`` it ends at the high
-watermark. Offsets without an event (transaction markers, compacted records) belong to the range
-they are in. A deleted offset is an error: librdkafka must never choose another. After reading a
-range, the topic must still have the id that the range was planned for.
+and aborted ones are skipped. If the beginning of an open transaction was deleted, that offset may
+be before the first one that is left; the partition ends there then. With
+``isolation.level=read_uncommitted`` it ends at the high watermark. Offsets without an event
+(transaction markers, compacted records) belong to the range they are in. A deleted offset is an
+error: librdkafka must never choose another. After reading a range, the topic must still have the id
+that the range was planned for.
 
 Values and keys of records do not change, null included. A header name that is not UTF-8 becomes a
 text that no other name becomes (``records``); a null value stays null. A time that is missing, or
@@ -142,7 +144,7 @@ class KafkaSource:
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
         """Sends three requests for all.
 
-        Asks for the first offset first, so it is never past the end.
+        Asks for the first offset first. It may be past the last stable one nevertheless.
         """
         cluster = _ClusterRequests(self._kafka, self._timeout_s, self._clock)
         ids = cluster.check_there(partitions)
@@ -151,7 +153,7 @@ class KafkaSource:
         return {
             each: Bounds(
                 str(first[each]),
-                str(end[each]),
+                str(max(first[each], end[each])),
                 ids[each.topic],
                 begins="retention" if first[each] else "earliest",
             )
