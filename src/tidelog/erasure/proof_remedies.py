@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from tidelog.connectors.by_url import pipelines_of
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import generation_pipeline
 from tidelog.erasure.metadata_objects import DELTA, ICEBERG
@@ -41,6 +44,7 @@ __all__ = [
     "UPLOAD",
     "VALUE",
     "again",
+    "ended_archives",
     "in_delta_table",
     "of_batch",
     "remedy_of",
@@ -130,6 +134,11 @@ REBUILD = (
     "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
     "then `tidelog archive drop` the old ones: the new ones are named without erased events"
 )
+_ENDED = (
+    "the archive has ended: to keep the other events, run `tidelog archive restore {archive} --to "
+    "topic:NAME`, archive that topic, and delete the restore's pipeline; then run `tidelog archive "
+    "delete {archive} --delete-files`"
+)
 _ICEBERG_FILE = (
     "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
     "then `tidelog archive drop` the old ones: the table lists the new ones alone; then delete "
@@ -173,6 +182,16 @@ def in_delta_table(archive: str, folder: str) -> str:
         f"{archive} --as delta`, which makes the table again of the archive's own files, then "
         "delete this file; what that program has added to the table is lost with it"
     )
+
+
+def ended_archives(archives: Iterable[Archive]) -> dict[str, str]:
+    """Returns what to do instead of ``REBUILD``, by prefixes of keys: these are not built again."""
+    return {
+        prefix: _ENDED.replace("{archive}", archive.name)
+        for archive in archives
+        if archive.ended is not None
+        for prefix in (f"{archive.root}/", *map(layout.manifests, pipelines_of(archive)))
+    }
 
 
 def remedy_of(key: str) -> str:
