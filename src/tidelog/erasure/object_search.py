@@ -62,7 +62,7 @@ class ObjectSearch:
         self._files = tuple(places_of_files(scope))
         self._living: set[str] = set()  # folders of a generation with files that hold events
         self._folders: set[str] = set()  # the same for all generations, from the archive's root
-        self._ended = remedies.ended_archives(scope.archives().values())
+        self._archives = list(scope.archives().values())
         name = scope.owner.name
         topic, archive = ("", name) if scope.topic is None else (name, "")
         self.proof = Proof(topic, scope.owner.incarnation, archive=archive)
@@ -222,8 +222,7 @@ class ObjectSearch:
     def add(self, key: str, what: str, do: str, archive: str = "", copy: str = "") -> None:
         """Notes that something is left; ``archive`` is the one whose file it is, if known."""
         if do == remedies.REBUILD:
-            ended = (each for prefix, each in self._ended.items() if key.startswith(prefix))
-            do = next(ended, do)
+            do = remedies.rebuild(self._archives, key)
         trace = Trace(key, what, self._scope.remedy(do, archive), copy)
         if trace not in self.proof.traces:
             self.proof.traces.append(trace)

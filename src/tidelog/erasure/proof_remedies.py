@@ -44,9 +44,9 @@ __all__ = [
     "UPLOAD",
     "VALUE",
     "again",
-    "ended_archives",
     "in_delta_table",
     "of_batch",
+    "rebuild",
     "remedy_of",
     "why_loose",
 ]
@@ -139,6 +139,10 @@ _ENDED = (
     "topic:NAME`, archive that topic, and delete the restore's pipeline; then run `tidelog archive "
     "delete {archive} --delete-files`"
 )
+_FORGOTTEN = (
+    "archive `{archive}` has no such table any more, so nothing changes the metadata of this one: "
+    "drop the table in its catalog if it is still there, then delete the folder `{folder}`"
+)
 _ICEBERG_FILE = (
     "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
     "then `tidelog archive drop` the old ones: the table lists the new ones alone; then delete "
@@ -184,14 +188,18 @@ def in_delta_table(archive: str, folder: str) -> str:
     )
 
 
-def ended_archives(archives: Iterable[Archive]) -> dict[str, str]:
-    """Returns what to do instead of ``REBUILD``, by prefixes of keys: these are not built again."""
-    return {
-        prefix: _ENDED.replace("{archive}", archive.name)
-        for archive in archives
-        if archive.ended is not None
-        for prefix in (f"{archive.root}/", *map(layout.manifests, pipelines_of(archive)))
-    }
+def rebuild(archives: Iterable[Archive], key: str) -> str:
+    """Returns what to do about a name in an object of an archive: ``REBUILD``, if that helps."""
+    for archive in archives:
+        own = (f"{archive.root}/", *map(layout.manifests, pipelines_of(archive)))
+        tables = f"{archive.root}{ICEBERG}"
+        if archive.ended is not None and key.startswith(own):
+            return _ENDED.replace("{archive}", archive.name)
+        if key.startswith(tables):
+            table = key.removeprefix(tables).partition("/")[0]
+            if table not in {each.rpartition("#")[2] for each in archive.tables}:
+                return _FORGOTTEN.format(archive=archive.name, folder=f"{tables}{table}")
+    return REBUILD
 
 
 def remedy_of(key: str) -> str:
