@@ -257,6 +257,18 @@ def test_proof_file_is_written_before_the_proof_is_printed(
     assert (proof.verdict, proof.deleted.events) == ("erased", 1)
 
 
+def test_file_has_the_hash_of_an_id_that_looks_like_a_hash(tidelog: Run, tmp_path: Path) -> None:
+    file, event_id = tmp_path / "proof.json", f"sha256:{'0af5' * 16}"
+    with library.open() as home:
+        home.create_topic("t", 1)
+        home.append("t", [Event(b"v", id=event_id)])
+        assert home.erase("t", event_id).is_clean
+        home.erase("t", event_id).save(file)
+    assert event_id not in file.read_text()
+    assert library.Proof.load(file).as_json() == file.read_bytes()
+    assert event_id in tidelog("delete", "t", event_id, "--prove").out.decode()
+
+
 def test_proof_is_printed_if_its_file_cannot_be_written(
     tidelog: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,12 +25,14 @@ from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.avro import AvroFormat
 from tidelog.codec.parsers import FolderPaths, FolderSettings
 from tidelog.connectors.archive.staging import Spool
+from tidelog.coordination.pipeline_rows import list_pipelines
 from tidelog.erasure.proof import Trace
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.registry import delete_pipeline
 from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.store.local import LocalStore
 from tidelog.testing.scheduler import Crash
@@ -427,3 +429,22 @@ def test_replay_that_died_is_finished_by_another_replay(
     replay(home.context, archive, ReplayOptions(), LocalWorkers())
     purge(home.context, home.topic("t"), grace_ms=0)
     assert prove(home, "one") == []
+
+
+def test_ended_archive_is_not_to_be_built_again(home: Home) -> None:
+    archive = home.archives.create("split", source="topic:t", parser="split:user|json:at")
+    archive.run()
+    archive.delete()
+    home.erase("t", key=b"eve", prove=False)
+    proof = home.purge_and_prove("t", keys=[b"eve"])
+    assert not any("backfill" in each.do for each in proof.traces)
+    assert any(
+        "`tidelog archive restore split --to topic:NAME`" in each.do for each in proof.traces
+    )
+    home.create_topic("kept", 1)
+    archive.restore("topic:kept")
+    assert len([*home.read("kept", 0)]) == 8
+    for pipeline in list_pipelines(home.context):
+        delete_pipeline(home.context, pipeline.name)
+    archive.delete(files=True)
+    assert home.purge_and_prove("t", keys=[b"eve"]).is_clean

@@ -27,9 +27,11 @@ from tidelog.archive.read import read_rows
 from tidelog.codec.event_json import plain_rows
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.codec.formats.text_lines import is_text
+from tidelog.codec.parsers.base import escaped
 from tidelog.errors import InvalidError
 from tidelog.log.ledger import ErasedIds
 from tidelog.model.decoding import is_deep_json
+from tidelog.model.limits import FOLDER_NAME_BYTES_MAX
 
 __all__ = [
     "EventMatcher",
@@ -125,6 +127,7 @@ class EventMatcher:
         if isinstance(value, str):
             keys = self.deletions.by_key
             is_one = value in self.deletions.by_id or value.encode() in keys
+            is_one = is_one or value in self._cut_names
             return is_one or self._is_json(value) or ("/" in value and self._is_in_path(value))
         return isinstance(value, bytes) and (
             value in self.deletions.by_key or self.is_json_string_in(value)
@@ -133,8 +136,16 @@ class EventMatcher:
     def _is_in_path(self, path: str) -> bool:
         """Returns whether a path has a folder that is named by an id or key."""
         names = list(names_of(path))
-        keys = self.deletions.by_key
-        return any(name in self.deletions.by_id or name.encode() in keys for name in names)
+        keys, cut = self.deletions.by_key, self._cut_names
+        return any(
+            name in self.deletions.by_id or name.encode() in keys or name in cut for name in names
+        )
+
+    @cached_property
+    def _cut_names(self) -> frozenset[str]:
+        """Returns the folders' names of ids and keys that are too long to be one."""
+        long = (text for text in self._texts if 3 * len(text.encode()) > FOLDER_NAME_BYTES_MAX)
+        return frozenset(name for name in map(escaped, long) if "~" in name)
 
     def _is_json(self, value: str) -> bool:
         return '"' in value and self.is_json_string_in(value.encode())

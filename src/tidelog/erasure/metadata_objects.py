@@ -392,8 +392,7 @@ class _Paths:
         )
         for bounds in (file.get("lower_bounds"), file.get("upper_bounds")):
             yield from (value for each in bounds or () for value in _texts(each["value"]))
-        path = unquote(str(file.get("file_path") or ""))
-        folder = path.rpartition("/")[0]
+        folder = str(file.get("file_path") or "").rpartition("/")[0]  # as it is in the store
         if self._is_living(folder):
             return
         yield from folder_names(_below(folder, self._root))

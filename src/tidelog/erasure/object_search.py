@@ -13,9 +13,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import pyarrow as pa
 
 from tidelog.clock import Clock, looks
+from tidelog.codec.formats.schema import PREFIX
 from tidelog.connectors.by_url import store_at
 from tidelog.coordination.pipeline_rows import was_staged_before_restore
 from tidelog.erasure import proof_remedies as remedies
+from tidelog.erasure.beside_rows import gzip_names, open_beside_rows
 from tidelog.erasure.matcher import (
     EventMatcher,
     has_columns,
@@ -39,6 +41,7 @@ from tidelog.store.base import ObjectInfo, Store, Upload
 
 __all__ = ["UNREADABLE", "ObjectSearch", "lasting_uploads"]
 
+_IDENTIFYING = frozenset({"id", "key", f"{PREFIX}id", f"{PREFIX}key"})  # columns
 UNREADABLE = (CorruptError, InvalidError, pa.ArrowException, OSError)
 
 
@@ -59,6 +62,7 @@ class ObjectSearch:
         self._files = tuple(places_of_files(scope))
         self._living: set[str] = set()  # folders of a generation with files that hold events
         self._folders: set[str] = set()  # the same for all generations, from the archive's root
+        self._archives = list(scope.archives().values())
         name = scope.owner.name
         topic, archive = ("", name) if scope.topic is None else (name, "")
         self.proof = Proof(topic, scope.owner.incarnation, archive=archive)
@@ -147,13 +151,28 @@ class ObjectSearch:
         if values is not None:
             return sum(map(self._sought.is_value_in, values))
         if has_columns(data):
-            return sum(self.in_rows(batch) for batch in rows_of(data))
+            found = sum(self.in_rows(batch) for batch in rows_of(data))
+            return found or int(self._is_beside_rows(data))
         if not is_plain_text(data):
             return None
-        if self._sought.is_word_in(data):
+        names = (each for name in gzip_names(data) for each in names_of(name))
+        if self._sought.is_word_in(data) or any(map(self._sought.is_quoted_in, names)):
             return 1
         # A file of only values has no ids, so it shows neither whose they are nor which.
         return None if key.startswith(self._files) and not is_event_lines(data) else 0
+
+    def _is_beside_rows(self, data: bytes) -> bool:
+        """Returns whether a file has one in its metadata, or in a dictionary where no row has it.
+
+        Of a file with our columns, their names and the values of other columns are not compared.
+        """
+        file = open_beside_rows(data)
+        is_other = bool(self._sought.hidden(pa.RecordBatch.from_pylist([], file.schema)))
+        if any(map(self._sought.is_quoted_in, file.metadata(names=is_other))):
+            return True
+        if is_other:
+            return any(map(self._sought.is_quoted_in, file.dictionaries()))
+        return any(map(self._sought.is_value_in, file.dictionaries(_IDENTIFYING)))
 
     def in_rows(self, batch: pa.RecordBatch, *, later: bool = True) -> int:
         """Counts rows with one of the ids or keys; without our columns, in any column."""
@@ -202,6 +221,8 @@ class ObjectSearch:
 
     def add(self, key: str, what: str, do: str, archive: str = "", copy: str = "") -> None:
         """Notes that something is left; ``archive`` is the one whose file it is, if known."""
+        if do == remedies.REBUILD:
+            do = remedies.rebuild(self._archives, key)
         trace = Trace(key, what, self._scope.remedy(do, archive), copy)
         if trace not in self.proof.traces:
             self.proof.traces.append(trace)

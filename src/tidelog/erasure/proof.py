@@ -14,7 +14,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +41,7 @@ from tidelog.model.decoding import decode_json
 from tidelog.model.event import to_iso
 
 __all__ = [
+    "IdHash",
     "Proof",
     "SearchedPlace",
     "Trace",
@@ -53,6 +54,12 @@ Verdict = Literal["erased", "not erased", "not all proved", "nothing to prove"]
 
 _FORMAT = "tidelog proof 1"
 _HASHES_MAX = RECORD_BYTES_MAX // HASH_BYTES
+
+
+class IdHash(str):
+    """The hash of an id, in a proof that was loaded. An id may look like one."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,13 +300,14 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def proof(self) -> Proof:
         """Returns the proof; the ids that a delete did not find stay hashes."""
         values = {name: getattr(self, name) for name in ("topic", "archive", *_PLAIN)}
-        return Proof(**values, places=self.places, traces=self.traces, deleted=self.deleted)
+        deleted = self.deleted
+        if deleted is not None:
+            deleted = replace(deleted, missing=tuple(map(IdHash, deleted.missing)))
+        return Proof(**values, places=self.places, traces=self.traces, deleted=deleted)
 
 
 def _hash_once(event_id: str) -> str:
-    """Returns the hash of an id; the ids of a proof that was loaded are hashes already."""
-    is_hash = event_id.startswith("sha256:") and len(event_id) == HASH_BYTES
-    return event_id if is_hash else id_hash(event_id)
+    return str(event_id) if isinstance(event_id, IdHash) else id_hash(event_id)
 
 
 def _canonical(content: dict[str, Any]) -> bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from tidelog.connectors.by_url import pipelines_of
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import generation_pipeline
 from tidelog.erasure.metadata_objects import DELTA, ICEBERG
@@ -43,6 +46,7 @@ __all__ = [
     "again",
     "in_delta_table",
     "of_batch",
+    "rebuild",
     "remedy_of",
     "why_loose",
 ]
@@ -130,6 +134,15 @@ REBUILD = (
     "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
     "then `tidelog archive drop` the old ones: the new ones are named without erased events"
 )
+_ENDED = (
+    "the archive has ended: to keep the other events, run `tidelog archive restore {archive} --to "
+    "topic:NAME`, archive that topic, and delete the restore's pipeline; then run `tidelog archive "
+    "delete {archive} --delete-files`"
+)
+_FORGOTTEN = (
+    "archive `{archive}` has no such table any more, so nothing changes the metadata of this one: "
+    "drop the table in its catalog if it is still there, then delete the folder `{folder}`"
+)
 _ICEBERG_FILE = (
     "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
     "then `tidelog archive drop` the old ones: the table lists the new ones alone; then delete "
@@ -173,6 +186,20 @@ def in_delta_table(archive: str, folder: str) -> str:
         f"{archive} --as delta`, which makes the table again of the archive's own files, then "
         "delete this file; what that program has added to the table is lost with it"
     )
+
+
+def rebuild(archives: Iterable[Archive], key: str) -> str:
+    """Returns what to do about a name in an object of an archive: ``REBUILD``, if that helps."""
+    for archive in archives:
+        own = (f"{archive.root}/", *map(layout.manifests, pipelines_of(archive)))
+        tables = f"{archive.root}{ICEBERG}"
+        if archive.ended is not None and key.startswith(own):
+            return _ENDED.replace("{archive}", archive.name)
+        if key.startswith(tables):
+            table = key.removeprefix(tables).partition("/")[0]
+            if table not in {each.rpartition("#")[2] for each in archive.tables}:
+                return _FORGOTTEN.format(archive=archive.name, folder=f"{tables}{table}")
+    return REBUILD
 
 
 def remedy_of(key: str) -> str:

@@ -23,8 +23,9 @@ of the quoted event in the row. An error without an offset may quote any event t
 not committed, and one of a keeper any event.
 
 **Names.** A source that is a folder has a source partition for each file. The file's name is in the
-names of archive files, manifests and rows, so it must not be an erased id or key either. Names of
-topics, shards and streams are no data of events.
+names of archive files, manifests and rows, so it must not be an erased id or key either. If a file
+is renamed, manifests and rows have its other names too. Names of topics, shards and streams are no
+data of events.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from urllib.parse import unquote
 from tidelog.archive.derived_archives import Origin
 from tidelog.archive.erased_events import Deletions
 from tidelog.connectors.by_url import pipelines_of
+from tidelog.connectors.files.row_marks import marked_names
+from tidelog.connectors.files.row_tracking import is_of_file
 from tidelog.context import Context
 from tidelog.coordination.audit import (
     Owner,
@@ -48,13 +51,15 @@ from tidelog.coordination.audit import (
     replace_action,
     replace_texts,
 )
+from tidelog.coordination.commits import manifests_by_range
 from tidelog.coordination.jobs import Keeper, read_jobs
-from tidelog.coordination.pipeline_rows import read_partitions, read_progress, replay_pipeline
+from tidelog.coordination.pipeline_rows import read_listed, read_progress, replay_pipeline
 from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.matcher import EventMatcher, names_of
 from tidelog.erasure.proof_scope import ProofScope
 from tidelog.model import layout
 from tidelog.model.archive import Archive
+from tidelog.model.pipeline import ListedPartition
 from tidelog.model.topic import decode_row
 from tidelog.pipeline.failures import read_failures, remove_failures
 
@@ -293,8 +298,27 @@ def named_source_files(scope: ProofScope, sought: EventMatcher) -> Iterator[tupl
             do = remedies.NAMED_PIPELINE.replace("{pipeline}", named.name)
             found.append((named.incarnation, do))
     for pipeline, do in found:
-        for partition in read_partitions(scope.context, pipeline):
-            name = unquote(partition.rpartition("/")[2])
-            if not name.isdecimal() and any(map(sought.is_quoted_in, names_of(name))):
-                where = layout.pipeline_partition(pipeline, partition)
+        for listed in read_listed(scope.context, pipeline).values():
+            names = _file_names(scope.context, pipeline, listed)
+            if any(sought.is_quoted_in(each) for name in names for each in names_of(name)):
+                where = layout.pipeline_partition(pipeline, listed.partition)
                 yield where, "is a file of the source with one of them in its name", do
+
+
+def _file_names(context: Context, pipeline: str, listed: ListedPartition) -> Iterator[str]:
+    """Yields the names that the file of a source partition has had, in rows and manifests.
+
+    A file may be renamed after it was read. A number is the name of a file, or of a partition.
+    """
+    partition = listed.partition
+    head = read_progress(context, pipeline, partition)
+    incarnations = (listed.incarnation, "" if head is None else head.incarnation)
+    is_file = any(map(is_of_file, incarnations))
+    name = unquote(partition.rpartition("/")[2])
+    if is_file or not name.isdecimal():
+        yield name
+    if is_file:
+        ranges = manifests_by_range(context.store, pipeline, partition).values()
+        notes = {part.note for parts in ranges for part in parts} | {listed.note}
+        for note in notes if head is None else {*notes, head.note}:
+            yield from marked_names(note)

@@ -28,7 +28,7 @@ from tidelog.cli.output import (
 from tidelog.cli.pipeline_options import SparkFields
 from tidelog.cli.terminal import open_home
 from tidelog.erasure.delete import DeleteResult
-from tidelog.erasure.proof import Proof, Trace, check_proof_path
+from tidelog.erasure.proof import IdHash, Proof, Trace, check_proof_path
 from tidelog.errors import FailedError, NotFoundError
 from tidelog.home import Home
 from tidelog.model import defaults
@@ -358,7 +358,7 @@ def _with_names(do: str, sought: Sought) -> str:
 
 def _named_ids(ids: Collection[str]) -> str:
     """Returns the first of some ids and how many others there are; a file has hashes of them."""
-    named = [each for each in ids if not each.startswith("sha256:")][:_NAMED_MAX]
+    named = [each for each in ids if not isinstance(each, IdHash)][:_NAMED_MAX]
     if not named:
         return counted(len(ids), "id")
     others = len(ids) - len(named)

@@ -12,6 +12,7 @@ reading resumes after a mark with only the last block.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ __all__ = [
     "is_begin",
     "mark_from",
     "mark_of",
+    "marked_names",
     "matches",
     "may_match",
     "not_held",
@@ -120,6 +122,16 @@ def mark_from(note: bytes) -> RowMark | None:
     if not note.startswith(_ROWS):
         return None
     return decode_row(note.removeprefix(_ROWS), RowMark, "mark of a file")
+
+
+def marked_names(note: bytes) -> Iterator[str]:
+    """Yields the names of files that a note has; an archive joins those of its source's ranges."""
+    left = b""
+    for part in note.split(_ROWS)[1:]:
+        left += (_ROWS if left else b"") + part
+        with contextlib.suppress(CorruptError):  # a name may have the prefix in it
+            mark, left = decode_row(left, RowMark, "mark of a file"), b""
+            yield from [mark.name] if mark.name else []
 
 
 def mark_of(store: Store, info: ObjectInfo, rows: int, name: str, file: RowFile) -> RowMark:

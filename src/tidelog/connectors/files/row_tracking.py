@@ -68,6 +68,7 @@ __all__ = [
     "BoundFiles",
     "RowTracking",
     "is_compressed",
+    "is_of_file",
     "number_of",
     "rotated_from",
 ]
@@ -77,6 +78,7 @@ V = TypeVar("V")
 
 _BEGINS_MAX = 2_000  # of 4 KiB
 _ID_CHARS = 24  # of an incarnation
+_OF_FILE = "~"  # in an incarnation; those of other sources have none
 _KEPT_MAX = 100_000  # results of comparisons to remember
 
 
@@ -160,7 +162,7 @@ class RowTracking:
         if not minted or inode != inode_of(info.etag):
             seen = f"{info.key} {info.etag} {self._clock.now_ms()}"
             digest = hashlib.sha256(seen.encode()).hexdigest()[:_ID_CHARS]
-            minted = f"{self._first_line(store, info)}~{digest}"
+            minted = f"{self._first_line(store, info)}{_OF_FILE}{digest}"
             self._minted[partition] = inode_of(info.etag), minted
         return minted
 
@@ -454,7 +456,12 @@ def _keep(kept: dict[K, V], key: K, value: V, most: int = _KEPT_MAX) -> None:
 
 def _line(incarnation: str) -> str:
     """Returns the first line's part of an incarnation; empty if the line had no newline yet."""
-    return incarnation.partition("~")[0]
+    return incarnation.partition(_OF_FILE)[0]
+
+
+def is_of_file(incarnation: str) -> bool:
+    """Returns whether a source partition is a file of its own, which its name is that of."""
+    return _OF_FILE in incarnation
 
 
 def _path(name: str) -> str:
