@@ -23,6 +23,7 @@ from tidelog.api.consumers import DrainOptions as DrainOptions
 from tidelog.api.consumers import LostOffsets as LostOffsets
 from tidelog.api.doctor import HealthCheck as HealthCheck
 from tidelog.api.doctor import diagnose as diagnose
+from tidelog.api.erasure import DeleteOptions as DeleteOptions
 from tidelog.api.erasure import EraseOptions as EraseOptions
 from tidelog.api.erasure import ProveOptions as ProveOptions
 from tidelog.api.journal import CompileOptions as CompileOptions

@@ -9,7 +9,7 @@ import pytest
 
 from tidelog import ErasureWatch, Event, Home
 from tidelog.erasure.delete import DeleteResult
-from tidelog.errors import AlreadyExistsError, InvalidError
+from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def topic(tidelog_home: Home) -> Home:
 def test_ids_are_the_second_argument_of_all_calls(topic: Home) -> None:
     assert topic.plan_erase("t", ["e0", "e1"]).events == 2
     assert topic.delete("t", ["e0"]).events == 1
-    deleted = topic.erase("t", "e1", prove=False)
+    deleted = topic.delete("t", "e1")
     assert topic.purge_and_prove("t", ["e1"], deleted=deleted).is_clean
     assert topic.erase("t", ["e2", "e3"]).verdict == "erased"
     assert topic.prove_erased("t", ["e0", "e1", "e2", "e3"]).is_clean
@@ -50,6 +50,20 @@ def test_delete_takes_a_key(topic: Home) -> None:
             topic.delete("t", **given)  # type: ignore[arg-type]
     assert topic.delete("t", []).events == 0
     assert len(list(topic.read("t"))) == 8
+
+
+def test_delete_takes_the_options_of_an_erasure_that_it_needs(topic: Home) -> None:
+    for shown in ({"ids": ["e1"]}, {"key": b"k1"}):
+        with pytest.raises(NotFoundError, match="made again"):
+            topic.delete("t", incarnation="another", **shown)  # type: ignore[arg-type]
+    seen: list[int] = []
+    own = topic.topic("t").incarnation
+    assert topic.delete("t", key=b"k1", incarnation=own, progress=seen.append).events == 1
+    assert sum(seen) > 0
+    with pytest.raises(InvalidError, match="unknown option `wait`"):
+        topic.delete("t", ["e2"], wait="1s")  # type: ignore[call-arg]
+    with pytest.raises(InvalidError, match="unknown option `prove`"):
+        topic.erase("t", ["e2"], prove=False)  # type: ignore[call-arg]
 
 
 def test_unknown_option_of_a_trim_names_what_there_is(topic: Home) -> None:

@@ -30,6 +30,7 @@ from tidelog.erasure.proof_search import prove_erased_from_archive
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, contained
 from tidelog.maintenance.purge import ArchivedEvents, ErasureWatch, erase_archived_and_prove
 from tidelog.model import defaults
+from tidelog.model.event import id_list
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.pipeline import CycleReport
 from tidelog.settings import check_options
@@ -239,7 +240,8 @@ class ErasableArchive(ArchiveView):
         still write such an event. With ``spark``, a Spark master, tasks there search and rewrite.
 
         ``why``, ``who`` and the proof's hash go to the archive's audit. With ``prove=False`` it
-        returns what it found once the files are rewritten. A call that fails can be repeated.
+        rewrites the files without a proof: it waits for no range, sweeps nothing, and returns what
+        it found. A call that fails can be repeated.
 
         >>> home.delete_topic("orders")
         >>> proof = home.archives.get("daily").erase(ids=["order-3"], why="request 1234")
@@ -249,7 +251,7 @@ class ErasableArchive(ArchiveView):
         1
         """
         check_options("archive erase", options, ProveOptions, self.erase)
-        wanted = [ids] if isinstance(ids, str) else list(ids)
+        wanted = id_list(ids)
         if bool(wanted) == (key is not None):
             raise InvalidError("archive erase: give ids or a key")
         who = options.get("who")
@@ -273,7 +275,7 @@ class ErasableArchive(ArchiveView):
         >>> plan.partitions, plan.archives
         ({'orders/0': 1}, {'daily': 1})
         """
-        wanted = [ids] if isinstance(ids, str) else list(ids)
+        wanted = id_list(ids)
         return plan_archive_erasure(self._context, self.reload(), wanted, key)
 
     def prove_erased(
@@ -296,7 +298,7 @@ class ErasableArchive(ArchiveView):
         >>> home.archives.get("daily").prove_erased(ids=["order-1"]).verdict
         'not erased'
         """
-        wanted = [ids] if isinstance(ids, str) else list(ids)
+        wanted = id_list(ids)
         context = with_tasks(self._context, f"prove {self.name}", spark, spark_conf)
         archive, tell = self.reload(), progress or (lambda _: None)
         return prove_erased_from_archive(context, archive, wanted, list(keys), tell)

@@ -37,7 +37,7 @@ from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
 from tidelog.settings import check_options
 
-__all__ = ["CompileOptions", "JournalCalls", "presign_s", "unknown_id"]
+__all__ = ["CompileOptions", "JournalCalls", "presign_s"]
 
 
 class CompileOptions(TypedDict, total=False):
@@ -109,7 +109,11 @@ class JournalCalls(ABC):
         """
         amended = self._amender(topic, why, who).update({id: value})
         if amended.missing:
-            raise unknown_id(topic, id, "nothing was updated")
+            raise NotFoundError(
+                f"topic `{topic}`: has no event with id `{id[:200]}`: nothing was updated; it may "
+                "have been deleted or trimmed: check the id",
+                topic=topic,
+            )
         if archives:
             self._carry_updates(topic, [id])
 
@@ -384,12 +388,3 @@ def presign_s(text: str | int) -> int:
             f"presign `{text}`: give 1s to {PRESIGN_SECONDS_MAX // 86_400}d: no store signs longer"
         )
     return seconds
-
-
-def unknown_id(topic: str, id: str, what: str) -> NotFoundError:
-    """Returns the error of a call that names an id without an event."""
-    return NotFoundError(
-        f"topic `{topic}`: has no event with id `{id[:200]}`: {what}; it may have been deleted or "
-        "trimmed: check the id",
-        topic=topic,
-    )

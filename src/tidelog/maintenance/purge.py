@@ -60,7 +60,6 @@ __all__ = [
     "Erasure",
     "ErasureWatch",
     "TopicEvents",
-    "delete_from_topic",
     "erase_and_prove",
     "erase_archived_and_prove",
     "erase_until_settled",
@@ -178,19 +177,13 @@ def erase_and_prove(
     ``open_amender`` opens the topic as it is then: a delete of a key may take long. ``progress``
     gets the bytes of each step of a search by key.
     """
-    deleted = delete_from_topic(context, open_amender(), events, progress)
+    if events.keys:
+        (key,) = events.keys
+        deleted = delete_key(context, open_amender(), key, progress)
+    else:
+        deleted = delete_events(context, open_amender(), events.ids)
     watch.deleted(deleted)
     return purge_and_prove(context, open_amender(), events, wait_ms, watch, deleted)
-
-
-def delete_from_topic(
-    context: Context, amender: Amender, events: TopicEvents, progress: Callable[[int], None]
-) -> DeleteResult:
-    """Does step 1, for ids or for one key. Safe to repeat."""
-    if not events.keys:
-        return delete_events(context, amender, events.ids)
-    (key,) = events.keys
-    return delete_key(context, amender, key, progress)
 
 
 def purge_and_prove(

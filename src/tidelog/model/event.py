@@ -31,6 +31,7 @@ __all__ = [
     "check_utf8",
     "from_iso",
     "headers_of",
+    "id_list",
     "to_iso",
     "wrong_type",
 ]
@@ -243,6 +244,15 @@ def check_whole(what: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InvalidError(f"{what}: is {value!r}: give a whole number")
     return int(value)
+
+
+def id_list(ids: str | Iterable[str]) -> list[str]:
+    """Returns the ids that a call got as one or as several. Raises ``InvalidError`` for others."""
+    listed = [ids] if isinstance(ids, str) else list(ids)
+    for each in listed:
+        if not isinstance(each, str):
+            raise InvalidError(f"id: is {type(each).__name__}: give text")
+    return listed
 
 
 def check_utf8(what: str, text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tidelog.api.erasure import EraseOptions
+from tidelog.api.erasure import DeleteOptions
 from tidelog.cli.commands.proof import (
     Sought,
     proof_option,
@@ -36,7 +36,6 @@ from tidelog.cli.terminal import ask_first, open_home, yes_option
 from tidelog.codec.event_json import event_lines, ids_of_lines
 from tidelog.coordination.audit import Action, AuditRecord
 from tidelog.erasure.delete import DeleteResult, ErasurePlan
-from tidelog.erasure.proof import Proof
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.model.event import to_iso
@@ -198,19 +197,19 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
         _confirm(home, topic, (ids, key), given, is_sure=given["yes"] or is_clear)
         bare, why = None if key is None else key.encode(), given["why"]
         tasks = tasks_of(given)
-        spark, conf = tasks["spark"], tasks["spark_conf"]
-        how = EraseOptions(who=given["who"], incarnation=shown, spark=spark, spark_conf=conf)
+        how = DeleteOptions(who=given["who"], incarnation=shown, **tasks)
         with removal_bars(home, topic, scans=key is not None) as watch:
             how["progress"] = watch.searched
-            if given["prove"] or given["proof_file"]:
-                how["wait"], how["watch"] = given["wait"], watch
-                done: Any = home.erase(topic, ids, key=bare, why=why, prove=True, **how)
+            if not (given["prove"] or given["proof_file"]):
+                deleted = home.delete(topic, ids or None, key=bare, why=why, **how)
+                proof = None
             else:
-                done = home.erase(topic, ids, key=bare, why=why, prove=False, **how)
-        if isinstance(done, Proof):
-            report_proof(output, done, given["proof_file"], watch.values, Sought(ids, key))
+                wait = given["wait"]
+                proof = home.erase(topic, ids, key=bare, why=why, wait=wait, watch=watch, **how)
+        if proof is not None:
+            report_proof(output, proof, given["proof_file"], watch.values, Sought(ids, key))
         else:
-            _report_deleted(output, topic, key, done)
+            _report_deleted(output, topic, key, deleted)
 
 
 @click.command()
