@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tidelog import ErasureWatch, Event, Home
+from tidelog import CompileReport, Erasure, ErasureWatch, Event, Home, SweepReport
 from tidelog.erasure.delete import DeleteResult
+from tidelog.erasure.rewrite import ArchiveErasure
 from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError
+from tidelog.maintenance.pipeline_sweep import PipelineSweep
 
 
 @pytest.fixture
@@ -41,6 +43,24 @@ def test_watch_gets_what_was_deleted_before_bytes_are_removed(topic: Home) -> No
 
     assert topic.erase("t", key=b"k5", watch=Watch()).is_clean
     assert heard == ["deleted 1", "purging"]
+
+
+def test_watch_sums_what_several_removals_did() -> None:
+    def removal(number: int, *archives: ArchiveErasure) -> Erasure:
+        swept = SweepReport(topics=number, objects_deleted=number, bytes_deleted=10 * number)
+        compiled = CompileReport(journals=number)
+        return Erasure(compiled, list(archives), swept, PipelineSweep(objects_deleted=100))
+
+    first = removal(1, ArchiveErasure("a", 1, files=2, waiting=1), ArchiveErasure("b", 1, files=4))
+    watch = ErasureWatch()
+    watch.purged(first)
+    watch.purged(removal(2, ArchiveErasure("b", 1, files=8, waiting=3)))
+    total = watch.total
+    assert total is not None
+    assert (total.compiled.journals, total.files, total.objects_deleted) == (3, 14, 203)
+    assert total.waiting == 3, "what was under way before has ended, or is there again"
+    assert (total.swept.topics, total.swept.bytes_deleted) == (2, 30)
+    assert (first.files, first.waiting) == (6, 1), "what a watch was given stays"
 
 
 def test_delete_takes_a_key(topic: Home) -> None:

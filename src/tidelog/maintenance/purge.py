@@ -18,8 +18,9 @@ proved by ``erase_archived_and_prove``, with the same steps except the compile.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import TypeVar
 
 from tidelog.archive.derived_archives import copies_of, reachable_archives_of
 from tidelog.archive.erased_events import Deletions, PartitionOffsets
@@ -82,14 +83,24 @@ _SEARCHES_MAX = 3  # of one proof
 _LOOK_AGAIN_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+_Swept = TypeVar("_Swept", SweepReport, PipelineSweep)
+
+
+@dataclass(slots=True)
 class Erasure:
     """What was done to delete erased bytes."""
 
-    compiled: CompileReport
-    archives: list[ArchiveErasure]
-    swept: SweepReport
-    staging: PipelineSweep
+    compiled: CompileReport = field(default_factory=CompileReport)
+    archives: list[ArchiveErasure] = field(default_factory=list)
+    swept: SweepReport = field(default_factory=SweepReport)
+    staging: PipelineSweep = field(default_factory=PipelineSweep)
+
+    def add(self, later: Erasure) -> None:
+        """Adds what a later removal did; what is left is what that found."""
+        self.compiled += later.compiled
+        _add_archives(self.archives, later.archives)
+        self.swept = _with_deleted(later.swept, self.swept)
+        self.staging = _with_deleted(later.staging, self.staging)
 
     @property
     def files(self) -> int:
@@ -141,8 +152,32 @@ class ArchivedEvents:
         return () if self.key is None else (self.key,)
 
 
+def _add_archives(total: list[ArchiveErasure], later: Iterable[ArchiveErasure]) -> None:
+    """Adds what a later look did to each archive; what the look does not name has ended."""
+    known = {(each.archive, each.generation): each for each in total}
+    for each in total:
+        each.add(ArchiveErasure(each.archive, each.generation))
+    for each in later:
+        name = each.archive, each.generation
+        if name not in known:
+            known[name] = ArchiveErasure(*name)
+            total.append(known[name])
+        known[name].add(each)
+
+
+def _with_deleted(later: _Swept, earlier: _Swept) -> _Swept:
+    """Returns a sweep, with what earlier sweeps of the same erasure deleted."""
+    return replace(
+        later,
+        objects_deleted=earlier.objects_deleted + later.objects_deleted,
+        bytes_deleted=earlier.bytes_deleted + later.bytes_deleted,
+    )
+
+
 class ErasureWatch:
     """Follows a long erasure: override what you want to know."""
+
+    total: Erasure | None = None  # what was removed so far
 
     def deleted(self, result: DeleteResult) -> None:
         """Called once the events of a topic are deleted, before their bytes are removed."""
@@ -151,7 +186,10 @@ class ErasureWatch:
         """Called before bytes are removed, each time."""
 
     def purged(self, done: Erasure) -> None:
-        """Called with what was removed, each time."""
+        """Called with what was removed, each time; adds it to ``total``."""
+        if self.total is None:
+            self.total = Erasure()
+        self.total.add(done)
 
     def waiting(self, archive: str) -> None:
         """Called while an archive has a range under way that may hold the events."""
@@ -314,20 +352,16 @@ def erase_until_settled(
 
     Returns what was erased, also after ``wait_ms``: then some report an unfinished range.
     """
-    total: dict[tuple[str, int], ArchiveErasure] = {}
+    total: list[ArchiveErasure] = []
     for is_last in looks(context.clock, wait_ms / 1000, _LOOK_S):
         errors: list[TidelogError] = []
         found = erase_from_archives(context, topic, deleted, errors.append)
-        for each in found:
-            known = total.setdefault(
-                (each.archive, each.generation), ArchiveErasure(each.archive, each.generation)
-            )
-            known.add(each)
+        _add_archives(total, found)
         if is_last or not any(each.waiting for each in found):
             for error in errors:
                 on_error(error)
             break
-    return list(total.values())
+    return total
 
 
 def finish_deletes(context: Context, topic: Topic) -> None:

@@ -18,6 +18,7 @@ from tidelog import Event, Home, InvalidError, Proof, TidelogError, Trace
 from tidelog.context import Context
 from tidelog.coordination.jobs import JOBS_KEPT_MAX, JobRecord, change_jobs, read_jobs
 from tidelog.erasure.proof_search import prove_erased
+from tidelog.erasure.rewrite import ArchiveErasure
 from tidelog.home import World, create_home
 from tidelog.maintenance import purge
 from tidelog.server.console import jobs as module
@@ -243,7 +244,7 @@ def test_an_erasure_waits_for_a_range_under_way_and_is_proved_again_after_a_rest
         done = once(*given)
         looks.append("look")
         if len(looks) == 1:  # as if a driver had planned a range before the delete
-            return replace(done, archives=[Waiting()])
+            return replace(done, archives=[ArchiveErasure("daily", 1, waiting=1)])
         return done
 
     monkeypatch.setattr("tidelog.maintenance.purge._remove_bytes", slow)
@@ -307,14 +308,6 @@ def test_a_proof_beside_appends_under_way_looks_again(
     eventually(lambda: browser.get(begun), "Erased: nothing is left")
     assert found == ["not erased", "erased"]
     assert [each.proof.verdict for each in home.audit("t") if each.proof] == ["erased"]
-
-
-class Waiting:
-    """An archive with a range under way."""
-
-    archive = "daily"
-    files = 0
-    waiting = 1
 
 
 def left_over(home: Home, kind: str, **args: str) -> JobRecord:
