@@ -208,7 +208,7 @@ class ErasureCalls(ABC):
         if key is not None:
             return self.delete_key(topic, key, why=why, **options)
         check_options("delete", options, DeleteOptions, self.delete)
-        wanted = id_list(ids or ())
+        wanted = id_list(() if ids is None else ids)
         context = self._context_of(topic, options)
         if not wanted:
             return DeleteResult()

@@ -197,9 +197,9 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
         _confirm(home, topic, (ids, key), given, is_sure=given["yes"] or is_clear)
         bare, why = None if key is None else key.encode(), given["why"]
         tasks = tasks_of(given)
-        how = DeleteOptions(who=given["who"], incarnation=shown, **tasks)
         with removal_bars(home, topic, scans=key is not None) as watch:
-            how["progress"] = watch.searched
+            progress = watch.searched
+            how = DeleteOptions(who=given["who"], incarnation=shown, progress=progress, **tasks)
             if not (given["prove"] or given["proof_file"]):
                 deleted = home.delete(topic, ids or None, key=bare, why=why, **how)
                 proof = None

@@ -258,9 +258,7 @@ def unseen_file(file: str) -> str:
     return f"archive file `{file}`: has no ids or keys to be searched for: {_BACKFILL}"
 
 
-def _show_proof(
-    output: Output, proof: Proof, removed: Erasure | None, sought: Sought
-) -> None:
+def _show_proof(output: Output, proof: Proof, removed: Erasure | None, sought: Sought) -> None:
     """Print the verdict and its evidence; with what was removed before, where that is known."""
     if output.as_json:
         output.record(_values(proof, removed))
