@@ -17,11 +17,6 @@ Each source partition goes through these steps. Every write expects its ``head``
    stages its files (``ranges``); it reads only the incarnation in the intent, which it
    checks after reading, and skips what was erased
    (``archive.erased_events``)                             → crash: staged files without a name
-   (a range that is deleted, or is empty and ends where it
-   began, is withdrawn: the ``intent`` is deleted and the
-   driver plans again; if the sink refuses a record, the
-   ``intent`` ends before it, and that range is done; what
-   is after a cut that failed or ended early is discarded) → crash: the next driver does the range
 5. record: put a manifest object, and its key into the
    ``intent``: now the content is decided; where more
    waits, with the range to read next (``ranges``)         → crash: the next driver does step 6
@@ -32,6 +27,10 @@ Each source partition goes through these steps. Every write expects its ``head``
    delete the staged files                                 → crash: staged files without a name
 8. release, between ranges or at the end of a run: put
    the ``head`` without an owner                            → free: any driver takes it
+
+After step 4, a range that is deleted, or is empty and ends where it began, is withdrawn: the
+``intent`` is deleted and the driver plans again. If the sink refuses a record, the ``intent`` ends
+before it, and that range is done. What is after a cut that failed or ended early is discarded.
 
 A source partition that was deleted and created again is another sequence of events. Its range is
 withdrawn, and the partition is an error until a person accepts that it ends there: one write puts
@@ -143,8 +142,6 @@ class Cycle:
         self._owner = owner
         self._accept_loss = accept_loss
         self._may_take = may_take
-        self.drivers = 1  # that share the rate of the pipeline
-        self.list_partition = self._list
         self._states: dict[SourcePartition, SourceState] = {}
         self._stale: set[SourcePartition] = set()
         self._maybe_claimed: set[SourcePartition] = set()  # they may be ours: a reply was lost
@@ -152,11 +149,17 @@ class Cycle:
         self._heads = TopicHeads(context, pipeline.id)
 
     def claim(
-        self, partition: SourcePartition, begin: Begin, incarnation: str = "", note: bytes = b""
+        self,
+        partition: SourcePartition,
+        begin: Begin,
+        incarnation: str = "",
+        note: bytes = b"",
+        list_new: Callable[[SourcePartition], None] | None = None,
     ) -> bool:
         """Steps 0 and 1. Returns whether the partition is new; a new one begins at ``begin``.
 
-        ``note`` identifies the partition for its source until a range of it is committed.
+        ``note`` identifies the partition for its source until a range of it is committed; a source
+        that recognizes partitions by what was read gives its own step 0 (``list_new``).
         ``incarnation`` is stored unless one is known: a partition that was created again is another
         sequence of events, and no range of it is read. Raises ``ClaimedError`` if a living driver
         has it, ``FencedError`` if it is closed, and ``UnavailableError`` if replies stay lost or
@@ -181,7 +184,7 @@ class Cycle:
             write_id = self._context.ids.new()
             with contextlib.suppress(ConflictError, UnknownOutcomeError):
                 if row is None:
-                    self.list_partition(partition)
+                    (list_new or self._list)(partition)
                 # After the list: a promote that began since has read it. After the head: its
                 # position may come from the source that its generation has since it was promoted.
                 self._pipeline.gate()
@@ -195,6 +198,10 @@ class Cycle:
                 self._stale.discard(partition)
                 return row is None
         raise busy
+
+    def claim_known(self, partition: SourcePartition) -> None:
+        """Does step 1 for a partition that has a head: it begins where that says."""
+        self.claim(partition, Begin("", "earliest"))
 
     def is_ready(self, partition: SourcePartition) -> bool:
         """Returns whether this driver has it and knows its rows."""
@@ -260,11 +267,12 @@ class Cycle:
         parts: Mapping[SourcePartition, int] | None = None,
         find_next: FindNext = read_no_more,
         on_round: Callable[[CycleReport], None] = lambda _: None,
+        drivers: int = 1,
     ) -> CycleReport:
         """Steps 2 to 7 for all claimed partitions with an intent or a limit to read to.
 
-        ``parts`` says into about how many tasks to cut a range; 1 by default. ``on_round`` gets
-        what was done, a range of each partition at most, while the next ones are read.
+        ``parts`` says into about how many tasks to cut a range. ``on_round`` gets what was done, a
+        range of each partition at most, while the next ones are read. ``drivers`` share the rate.
         """
         whole, report = CycleReport(), CycleReport()
         self._heads.forget()
@@ -286,7 +294,7 @@ class Cycle:
                     self._finish(state, self._manifest(state.intent.manifest), report)
                 elif state.intent is not None:
                     tasks += self._tasks(state, state.intent, report)
-        with RangeRounds(self._pipeline, self.drivers) as reading:
+        with RangeRounds(self._pipeline, drivers) as reading:
             results: Results | None = reading.run(tasks)
             while results is not None:
                 self._round(reading, results, report, find_next)
@@ -441,12 +449,7 @@ class Cycle:
             incarnation=bounds.incarnation or state.head.incarnation,
             cuts=choose_cuts(source, SourceRange(state.partition, first, limit), parts),
         )
-        self._write(
-            state,
-            Put("intent", encode_row(intent), expect=ABSENT),
-            Check("head", state.head_version),
-        )
-        state.read_intent(self._context.catalog)
+        self._put_intent(state, intent)
 
     def _tasks(self, state: SourceState, intent: Intent, report: CycleReport) -> list[Task]:
         """Step 4, as a task for each cut."""
@@ -476,11 +479,8 @@ class Cycle:
         limit = end_before(source, reader.range, error) if reader is not None else None
         if limit is None or state.intent is None:
             return []
-        intent = msgspec.structs.replace(state.intent, limit=limit, cuts=())
-        change = Put("intent", encode_row(intent), expect=state.intent_version)
-        self._write(state, change, Check("head", state.head_version))
-        state.read_intent(self._context.catalog)
-        return self._tasks(state, intent, report)
+        shorter = msgspec.structs.replace(state.intent, limit=limit, cuts=())
+        return self._tasks(state, self._put_intent(state, shorter), report)
 
     def _fail(self, state: SourceState, error: TidelogError, report: CycleReport) -> NoReturn:
         """Raises the error of a range that could not be read, or not to its end.
@@ -519,13 +519,7 @@ class Cycle:
         put_same(self._context.store, key, seal_json(manifest))
         wanted, now_ms = find_next(state.partition, manifest.end), self._context.clock.now_ms()
         ahead = intend_next(source, intent, manifest, wanted, now_ms) if wanted else None
-        decided = msgspec.structs.replace(intent, manifest=key, ahead=ahead)
-        self._write(
-            state,
-            Put("intent", encode_row(decided), expect=state.intent_version),
-            Check("head", state.head_version),
-        )
-        state.read_intent(self._context.catalog)
+        self._put_intent(state, msgspec.structs.replace(intent, manifest=key, ahead=ahead))
         return manifest
 
     def _finish(
@@ -567,6 +561,13 @@ class Cycle:
             if row is None or row.version != state.head_version:
                 raise taken_error(self._pipeline.name, state.partition.text) from exc
             raise
+
+    def _put_intent(self, state: SourceState, intent: Intent) -> Intent:
+        """Stores an intent in place of the known one, under the known head, and returns it."""
+        put = Put("intent", encode_row(intent), expect=state.intent_version or ABSENT)
+        self._write(state, put, Check("head", state.head_version))
+        state.read_intent(self._context.catalog)
+        return intent
 
     def _write(self, state: SourceState, *changes: Change) -> str:
         """Writes conditionally. Raises ``FencedError`` if another driver has the partition."""

@@ -47,7 +47,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
     unexpected,
 )
-from tidelog.model.pipeline import Begin, Progress
+from tidelog.model.pipeline import Progress
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures, contain_errors
 from tidelog.pipeline.pipeline import CycleReport, Pipeline
@@ -264,7 +264,8 @@ class Driver:
 
         find_next = self._next_ranges(plan, bounds)
         with self._span(len(plan.limits)):
-            return cycle.run(plan.limits, bounds, plan.parts, find_next, on_round)
+            drivers = len(self._members.living)
+            return cycle.run(plan.limits, bounds, plan.parts, find_next, on_round, drivers)
 
     def _next_ranges(self, plan: _Plan, bounds: Mapping[SourcePartition, Bounds]) -> FindNext:
         """Returns what finds ranges to read ahead, until this driver has other things to do."""
@@ -342,7 +343,7 @@ class Driver:
                     self._away.add(partition)
                 elif intent.manifest or why is None or isinstance(why, NotFoundError):
                     if not cycle.is_ready(partition):
-                        cycle.claim(partition, Begin("", "earliest"))  # its head exists
+                        cycle.claim_known(partition)
                     found = True
         return found
 
@@ -361,7 +362,6 @@ class Driver:
         Raises if all of them fail, because that is an error of the source.
         """
         self._find_members()
-        cycle.drivers = len(self._members.living)
         own, partitions = self._list(cycle, errors)
         if self._tracked.take(own, errors):
             own, partitions = self._list(cycle, errors)
@@ -417,7 +417,7 @@ class Driver:
             if isinstance(error, VanishedError):
                 with contain_errors(partition, {}, errors):
                     if not cycle.is_ready(partition):
-                        cycle.claim(partition, Begin("", "earliest"))  # its head exists
+                        cycle.claim_known(partition)
                     cycle.accept_vanished(partition, str(error.context["end"]))
                     del errors[partition]
 
@@ -497,7 +497,7 @@ class Driver:
             with contain_errors(partition, bounds, errors):
                 held = bounds[partition]
                 begin, note = self._beginnings.find(partition, held)
-                cycle.claim(partition, begin, held.incarnation, note)
+                cycle.claim(partition, begin, held.incarnation, note, self._tracked.list_new)
             if partition not in bounds and partition not in errors:
                 self._share.lost(partition)
 

@@ -438,8 +438,8 @@ class TrackedPartitions:
         self._listed: set[SourcePartition] = set()  # by the source
         self._held: Mapping[SourcePartition, Bounds] = {}
         self._version: Expectation = None
-        if isinstance(pipeline.source, TrackingSource):
-            cycle.list_partition = self._add
+        is_tracking = isinstance(pipeline.source, TrackingSource)
+        self.list_new = self._add if is_tracking else None  # for ``Cycle.claim``
 
     def pass_on(self, is_alone: bool) -> None:
         """Passes to the source what was read; other drivers change their heads at any time."""
@@ -455,7 +455,7 @@ class TrackedPartitions:
         known = [each for each in own if each in heads and not cycle.is_ready(each)]
         for partition in known:
             with contain_errors(partition, {}, errors):
-                cycle.claim(partition, Begin("", "earliest"))  # its head exists
+                cycle.claim_known(partition)
         if known:
             renew_listing(self._context, self._pipeline.id)
         return bool(known)
