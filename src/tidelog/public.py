@@ -117,9 +117,9 @@ from tidelog.log.status import Lag as Lag
 from tidelog.log.status import MemberState as MemberState
 from tidelog.log.status import PartitionState as PartitionState
 from tidelog.log.timeline import Histogram as Histogram
+from tidelog.maintenance.erase import Erasure as Erasure
+from tidelog.maintenance.erase import ErasureWatch as ErasureWatch
 from tidelog.maintenance.pipeline_sweep import PipelineSweep as PipelineSweep
-from tidelog.maintenance.purge import Erasure as Erasure
-from tidelog.maintenance.purge import ErasureWatch as ErasureWatch
 from tidelog.model.archive import Account as Account
 from tidelog.model.archive import Archive as Archive
 from tidelog.model.archive import ArchiveFormat as ArchiveFormat

@@ -41,8 +41,8 @@ from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotF
 from tidelog.home import Home
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.topic import Topic
 from tidelog.pipeline.driver import Driver, DriverOptions

@@ -28,7 +28,7 @@ from tidelog.erasure.delete import ErasurePlan, plan_archive_erasure
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased_from_archive
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, contained
-from tidelog.maintenance.purge import ArchivedEvents, ErasureWatch, erase_archived_and_prove
+from tidelog.maintenance.erase import ArchivedEvents, ErasureWatch, erase_archived_and_prove
 from tidelog.model import defaults
 from tidelog.model.event import id_list
 from tidelog.model.times import duration_ms

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tidelog.erasure.delete import DeleteResult, ErasurePlan
     from tidelog.erasure.proof import Proof
     from tidelog.erasure.updates import ArchiveUpdate
-    from tidelog.maintenance.purge import Erasure, ErasureWatch
+    from tidelog.maintenance.erase import Erasure, ErasureWatch
 
 __all__ = ["DeleteOptions", "EraseOptions", "ErasureCalls", "ProveOptions"]
 
@@ -137,7 +137,7 @@ class ErasureCalls(ABC):
         >>> proof.is_erased, proof.deleted.events, proof.deleted.missing
         (True, 1, ('order-9',))
         """
-        from tidelog.maintenance.purge import ErasureWatch, TopicEvents, erase_and_prove
+        from tidelog.maintenance.erase import ErasureWatch, TopicEvents, erase_and_prove
 
         check_options("erase", options, EraseOptions, self.erase)
         wanted = id_list(ids)
@@ -171,7 +171,7 @@ class ErasureCalls(ABC):
         >>> home.purge_and_prove("orders", ids=["order-2"], deleted=deleted).is_erased
         True
         """
-        from tidelog.maintenance.purge import ErasureWatch, TopicEvents, purge_and_prove
+        from tidelog.maintenance.erase import ErasureWatch, TopicEvents, purge_and_prove
 
         check_options("purge_and_prove", options, ProveOptions, self.purge_and_prove)
         spark, conf = options.get("spark"), options.get("spark_conf")
@@ -262,7 +262,7 @@ class ErasureCalls(ABC):
         >>> home.purge("orders").compiled.journals
         1
         """
-        from tidelog.maintenance.purge import purge
+        from tidelog.maintenance.erase import purge
 
         context = self._with_tasks(f"erase {topic}", spark, spark_conf)
         return purge(context, self.topic(topic), duration_ms(grace), duration_ms(wait), watch)

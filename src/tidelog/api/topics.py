@@ -166,18 +166,18 @@ class TopicCalls(ABC):
         >>> home.topics()
         []
         """
-        from tidelog.maintenance import purge
+        from tidelog.maintenance import erase
 
         self._check_open()
         record = self._record_once("delete", name, who)
 
         def check(topic: Topic) -> None:
             check_all_read(self.context, topic, past_readers)
-            purge.finish_deletes(self.context, topic)
+            erase.finish_deletes(self.context, topic)
             record()
 
         def closed(topic: Topic) -> None:
-            purge.finish_closed_deletes(self.context, topic)
+            erase.finish_closed_deletes(self.context, topic)
 
         with self._closing_producer(name), freeing(self.context.catalog):
             delete_topic(self.context, name, check, closed, incarnation)

@@ -3,7 +3,7 @@
 ``erase_and_prove`` is what ``Home.erase`` does:
 
 1. delete the events: no reader that starts later sees them (``erasure.delete``);
-2. delete what only objects hold that no row names (``erase_strays``);
+2. delete what only objects hold that no row names (``delete_strays``);
 3. ``purge``: compile the topic, erase from archives, repair their tables, and sweep;
 4. search every object that could hold the events (``erasure.proof_search``);
 5. write the hash of the proof to the audit.
@@ -35,7 +35,7 @@ from tidelog.erasure.archive_only import (
     keep_deletions,
     settled_offsets,
 )
-from tidelog.erasure.delete import DeleteResult, delete_events, delete_key, erase_strays
+from tidelog.erasure.delete import DeleteResult, delete_events, delete_key, delete_strays
 from tidelog.erasure.proof import Proof, record_proof
 from tidelog.erasure.proof_search import prove_erased, prove_erased_from_archive
 from tidelog.erasure.redaction import redact_seeks
@@ -235,7 +235,7 @@ def purge_and_prove(
     """Does steps 2 to 5 for deleted events; without the result of a delete, 3 to 5."""
     topic, ids, keys = amender.topic, events.ids, events.keys
     if deleted is not None:
-        deleted = erase_strays(context, amender, deleted, ids, keys)
+        deleted = delete_strays(context, amender, deleted, ids, keys)
     _redact_seeks(context, ids, keys)
     for searches in range(1, _SEARCHES_MAX + 1):
         purge(context, topic, 0, wait_ms, watch)
