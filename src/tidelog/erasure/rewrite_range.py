@@ -31,7 +31,8 @@ from tidelog.archive.read import ArchiveFiles
 from tidelog.catalog.update import rounds
 from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
-from tidelog.connectors.archive.staging import Spool, StagedFiles, encode_dead_letters
+from tidelog.connectors.archive.dead_letters import encode_dead_letters
+from tidelog.connectors.archive.staging import Spool, StagedFiles
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,

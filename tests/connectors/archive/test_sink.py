@@ -19,7 +19,7 @@ import pytest
 from tests.codec.formats.files import batch
 from tests.support.homes import a_store
 from tidelog.codec.formats import FormatSettings, open_format
-from tidelog.connectors.archive import sink as dead_letters
+from tidelog.connectors.archive import dead_letters
 from tidelog.connectors.archive import sink as files
 from tidelog.connectors.archive import staging as uploads
 from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings, OpenFile

@@ -40,7 +40,7 @@ import pyarrow as pa
 from tidelog.clock import Clock, SystemClock
 from tidelog.codec.event_batch import STORED_SCHEMA, one_batch
 from tidelog.codec.partitioner import split
-from tidelog.connectors.archive.staging import discard_files, staged_events
+from tidelog.connectors.archive.staging import discard_files
 from tidelog.connectors.kafka.client import (
     ClientWatch,
     KafkaAddress,
@@ -59,6 +59,7 @@ from tidelog.connectors.topic.segments import (
     check_numbers,
     keeps_partition,
     same_places,
+    staged_events,
 )
 from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, NotFoundError
 from tidelog.model import layout

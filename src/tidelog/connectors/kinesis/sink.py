@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.clock import Clock, SystemClock, system_random
-from tidelog.connectors.archive.staging import discard_files, staged_events
+from tidelog.connectors.archive.staging import discard_files
 from tidelog.connectors.kinesis.client import (
     HASH_KEY,
     Kinesis,
@@ -42,7 +42,7 @@ from tidelog.connectors.kinesis.client import (
     parse_kinesis_address,
 )
 from tidelog.connectors.sink import ForwardSink, Lot, RangeWriter, SinkContext, TargetSink
-from tidelog.connectors.topic.segments import SegmentTarget, SegmentWriter
+from tidelog.connectors.topic.segments import SegmentTarget, SegmentWriter, staged_events
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model.address import Address, parse_address
 from tidelog.model.event import Event
