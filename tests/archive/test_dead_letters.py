@@ -213,7 +213,7 @@ class Ground:
                     for p, end in limits.items()
                 }
             report = cycle.run(limits, bounds)
-            if report.taken:
+            if report.claimed_elsewhere:
                 return
             for error in report.errors.values():
                 raise error

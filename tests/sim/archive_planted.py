@@ -429,11 +429,13 @@ BUGS: Mapping[str, Bug] = {
     "erased offsets were never there": Bug(
         "P4a", copies_planted.erased_offsets_were_never_there, BackupsWorld
     ),
-    "a manifest misses a cut": Bug("P4a", cuts_planted.manifest_misses_a_cut, CutsWorld),
-    "a cut after a short one is published": Bug(
+    "a manifest misses a part of a range": Bug(
+        "P4a", cuts_planted.manifest_misses_a_part, CutsWorld
+    ),
+    "a part after a short one is published": Bug(
         "P4a", cuts_planted.cut_after_a_short_one_counts, CutsWorld
     ),
-    "a cut that failed is passed over": Bug(
+    "a part that failed is passed over": Bug(
         "P4a", cuts_planted.failed_cut_is_passed_over, CutsWorld
     ),
     "what is read ahead begins at the limit": Bug(

@@ -11,12 +11,12 @@ from tidelog.connectors.sink import Written
 from tidelog.pipeline import ranges
 from tidelog.pipeline.tasks import TaskOutput
 
-__all__ = ["cut_after_a_short_one_counts", "failed_cut_is_passed_over", "manifest_misses_a_cut"]
+__all__ = ["cut_after_a_short_one_counts", "failed_cut_is_passed_over", "manifest_misses_a_part"]
 
 Patch = pytest.MonkeyPatch
 
 
-def manifest_misses_a_cut(patch: Patch) -> None:
+def manifest_misses_a_part(patch: Patch) -> None:
     """Files of the second of several cuts are not listed."""
     joined = ranges._joined
 
@@ -32,7 +32,7 @@ def manifest_misses_a_cut(patch: Patch) -> None:
 
 def cut_after_a_short_one_counts(patch: Patch) -> None:
     """Cuts count even if one before them ended early."""
-    join = ranges.join_cuts
+    join = ranges.join_parts
 
     def anyhow(tasks: Any, outcomes: Any) -> Any:
         ended = [
@@ -43,20 +43,20 @@ def cut_after_a_short_one_counts(patch: Patch) -> None:
         ]
         return join(tasks, ended)
 
-    patch.setattr(ranges, "join_cuts", anyhow)
+    patch.setattr(ranges, "join_parts", anyhow)
 
 
 def failed_cut_is_passed_over(patch: Patch) -> None:
     """A cut that failed counts as one without events."""
-    join = ranges.join_cuts
+    join = ranges.join_parts
 
     def without(tasks: Any, outcomes: Any) -> Any:
         empty = [
             replace(each, error=None, produced=TaskOutput(task.range.limit, 0, Written()))
-            if each.error and task.cut
+            if each.error and task.part
             else each
             for task, each in zip(tasks, outcomes, strict=True)
         ]
         return join(tasks, empty)
 
-    patch.setattr(ranges, "join_cuts", without)
+    patch.setattr(ranges, "join_parts", without)

@@ -525,7 +525,7 @@ BUGS: dict[str, Bug] = {
     ),
     "one-shot lease by a foreign clock": _readers(
         "P3",
-        (Leases, "take_once", take_until),
+        (Leases, "acquire_once", take_until),
         (Leases, "_is_once_owner_dead", is_over_by_wall_clock),
     ),
     "refusal taken for existence": Bug("P7", refusing_clients, ClientsWorld),
@@ -547,7 +547,9 @@ BUGS: dict[str, Bug] = {
     "interrupted poll passes events": _signals(
         "P3", (consumer_module, "all_or_nothing", wrong.undo_after_errors)
     ),
-    "interrupted start of a flush": _signals("P1", (Producer, "_seal", wrong.seal_when_started)),
+    "interrupted start of a flush": _signals(
+        "P1", (Producer, "_close_flush", wrong.close_when_started)
+    ),
     "doubled release of a lease": _members(
         "P3", (Leases, "release", wrong.release_without_version)
     ),

@@ -305,4 +305,4 @@ class _RestorableWriter:
         return replace(self.writer.close(), dead=self.dead)
 
 
-_: type[TargetSink] = RestorableSink
+_sink: type[TargetSink] = RestorableSink

@@ -48,8 +48,8 @@ from tidelog.errors import (
 from tidelog.log.maintenance.unused_objects import list_unused, origin_of
 from tidelog.log.run_reader import (
     Amendments,
-    Cut,
     EventRows,
+    RunSelection,
     are_pending,
     describe_run,
     fetch_run,
@@ -418,8 +418,8 @@ class _GroupReader:
                 end = run.end if found.end is None else min(run.end, found.end)
                 new = found.of_run(run).between(at, end)
                 self.amendments += len(new)
-                cut = Cut(at, end, None, self._pool)
-                yield from read_run(self._store, run, what, cut, new, data)
+                selection = RunSelection(at, end, None, self._pool)
+                yield from read_run(self._store, run, what, selection, new, data)
                 at = end
 
 

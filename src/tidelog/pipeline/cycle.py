@@ -5,7 +5,7 @@ Each source partition goes through these steps. Every write expects its ``head``
 0. list: put a new partition into the pipeline's list before
    it has a ``head``; those that existed at the pipeline's
    creation are there, with their ends                    → crash: a name without rows
-1. take: put this driver as the owner into the ``head``,
+1. claim: put this driver as the owner into the ``head``,
    with the next epoch, if the partition is free or its
    owner is dead (``coordination.ownership``)              → crash: taken over after the time to
                                                              live
@@ -13,7 +13,7 @@ Each source partition goes through these steps. Every write expects its ``head``
 2. finish an existing ``intent``: with a manifest go to step 6, without one to step 4
    before a range, files of ranges that a restored catalog lost are set aside (``forgotten_ranges``)
 3. intend: put an ``intent`` with start, limit and cuts    → crash: the next driver does the range
-4. do: a task for each cut reads its part of the range and
+4. do: a task for each part of the range reads it and
    stages its files (``ranges``); it reads only the incarnation in the intent, which it
    checks after reading, and skips what was erased
    (``archive.erased_events``)                             → crash: staged files without a name
@@ -26,11 +26,11 @@ Each source partition goes through these steps. Every write expects its ``head``
    end, no ``intent``, or that of what is read ahead; then
    delete the staged files                                 → crash: staged files without a name
 8. release, between ranges or at the end of a run: put
-   the ``head`` without an owner                            → free: any driver takes it
+   the ``head`` without an owner                            → free: any driver claims it
 
 After step 4, a range that is deleted, or is empty and ends where it began, is withdrawn: the
 ``intent`` is deleted and the driver plans again. If the sink refuses a record, the ``intent`` ends
-before it, and that range is done. What is after a cut that failed or ended early is discarded.
+before it, and that range is done. What is after a part that failed or ended early is discarded.
 
 A source partition that was deleted and created again is another sequence of events. Its range is
 withdrawn, and the partition is an error until a person accepts that it ends there: one write puts
@@ -109,11 +109,11 @@ from tidelog.pipeline.source_state import (
     ClaimedError,
     SourceState,
     claim_failed_error,
+    claimed_elsewhere_error,
     claimed_head,
     closed_error,
     explained,
     frozen_error,
-    taken_error,
 )
 from tidelog.pipeline.tasks import Task, TaskOutput
 from tidelog.store.base import put_same
@@ -126,7 +126,7 @@ _CLAIM_RETRIES = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s, per
 class Cycle:
     """The work of a driver on source partitions that it owns, each under the epoch of its head.
 
-    ``may_take`` returns whether a partition of this owner may be taken; by default any may.
+    ``may_claim`` returns whether a partition of this owner may be claimed; by default any may.
     """
 
     def __init__(
@@ -135,13 +135,13 @@ class Cycle:
         pipeline: Pipeline,
         owner: str,
         accept_loss: bool = False,
-        may_take: Callable[[str], bool] = lambda _: True,
+        may_claim: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._context = context
         self._pipeline = pipeline
         self._owner = owner
         self._accept_loss = accept_loss
-        self._may_take = may_take
+        self._may_take = may_claim
         self._states: dict[SourcePartition, SourceState] = {}
         self._stale: set[SourcePartition] = set()
         self._maybe_claimed: set[SourcePartition] = set()  # they may be ours: a reply was lost
@@ -176,7 +176,7 @@ class Cycle:
                     raise closed_error(self._pipeline.name, partition.text)
                 if not self._may_take(found.owner):
                     self._drop(partition)
-                    raise taken_error(self._pipeline.name, partition.text, found)
+                    raise claimed_elsewhere_error(self._pipeline.name, partition.text, found)
             new = Progress(begin.position, 0, 0, incarnation=incarnation, begin=begin, note=note)
             head = claimed_head(found, new, self._owner, self._states.get(partition))
             change = Put("head", encode_row(head), expect=ABSENT if row is None else row.version)
@@ -234,7 +234,7 @@ class Cycle:
         head = decode_row(row.value, Progress, what) if row is not None else None
         if row is not None and head is not None and head.owner == self._owner:
             self._stale.add(partition)  # unless this succeeds
-            if head.frozen:  # a promote changes it: its driver takes it again, or is fenced
+            if head.frozen:  # a promote changes it: its driver claims it again, or is fenced
                 raise frozen_error(self._pipeline.name, partition.text)
             free = encode_row(msgspec.structs.replace(head, owner=""))
             if put_held(self._context, where, "head", free, row.version, what) is None:
@@ -255,7 +255,7 @@ class Cycle:
         """Returns the committed position of a claimed partition."""
         return self._states[partition].head.position
 
-    def span(self, partition: SourcePartition, held: Bounds) -> tuple[str, Bounds]:
+    def left_to_read(self, partition: SourcePartition, held: Bounds) -> tuple[str, Bounds]:
         """Returns where the next range of a claimed partition begins, and up to where it may go."""
         head = self._states[partition].head
         return span_to_read(head, held) if self._pipeline.goes_back else (head.position, held)
@@ -436,7 +436,7 @@ class Cycle:
 
     def _intend(self, state: SourceState, limit: str, bounds: Bounds, parts: int) -> None:
         """Step 3."""
-        source, (start, _) = self._pipeline.source, self.span(state.partition, bounds)
+        source, (start, _) = self._pipeline.source, self.left_to_read(state.partition, bounds)
         lost = lost_before(state.partition, state.head, bounds, source, self._accept_loss)
         if not source.before(start, limit):
             return
@@ -452,7 +452,7 @@ class Cycle:
         self._put_intent(state, intent)
 
     def _tasks(self, state: SourceState, intent: Intent, report: CycleReport) -> list[Task]:
-        """Step 4, as a task for each cut."""
+        """Step 4, as a task for each part."""
         try:
             return plan_tasks(self._pipeline, state, intent, state.head.ordinal, self._context.ids)
         except NotFoundError:
@@ -473,7 +473,7 @@ class Cycle:
     ) -> list[Task]:
         """In step 4: ends a range before a record that the sink refused, if anything is there.
 
-        The record is in the first cut: a refusal in a later one ends the range before that cut.
+        The record is in the first part: a refusal in a later one ends the range before that part.
         """
         source, reader = self._pipeline.source, state.reader
         limit = end_before(source, reader.range, error) if reader is not None else None
@@ -485,7 +485,7 @@ class Cycle:
     def _fail(self, state: SourceState, error: TidelogError, report: CycleReport) -> NoReturn:
         """Raises the error of a range that could not be read, or not to its end.
 
-        If cuts before the failed one are committed, the rest is planned again.
+        If parts before the failed one are committed, the rest is planned again.
         """
         is_committed = state.partition in report.committed and state.intent is None
         if isinstance(error, NotFoundError) and not is_committed:
@@ -510,7 +510,7 @@ class Cycle:
         """Step 5."""
         intent, source = state.intent, self._pipeline.source
         if intent is None:
-            raise taken_error(self._pipeline.name, state.partition.text)
+            raise claimed_elsewhere_error(self._pipeline.name, state.partition.text)
         missing = missing_from(source, state, intent, produced)
         check_gaps(state.partition, state.head, missing.gaps)
         manifest = manifest_of(self._pipeline.id, state, intent, produced, missing)
@@ -532,7 +532,7 @@ class Cycle:
         manifest = msgspec.structs.replace(manifest, left_out=manifest.left_out + left_out)
         intent = state.intent
         if intent is None:
-            raise taken_error(self._pipeline.name, state.partition.text)
+            raise claimed_elsewhere_error(self._pipeline.name, state.partition.text)
         done = commit_of(intent, manifest, self._context.clock.now_ms())
         note = manifest.note if isinstance(self._pipeline.source, TrackingSource) else b""
         head = committed_head(state.head, manifest, done, note)
@@ -559,7 +559,7 @@ class Cycle:
         except (CorruptError, InvalidError) as exc:
             row = self._context.catalog.get(state.where, "head")
             if row is None or row.version != state.head_version:
-                raise taken_error(self._pipeline.name, state.partition.text) from exc
+                raise claimed_elsewhere_error(self._pipeline.name, state.partition.text) from exc
             raise
 
     def _put_intent(self, state: SourceState, intent: Intent) -> Intent:
@@ -575,7 +575,7 @@ class Cycle:
         try:
             self._context.catalog.write(state.where, *changes, write_id=write_id)
         except ConflictError as exc:
-            raise taken_error(self._pipeline.name, state.partition.text) from exc
+            raise claimed_elsewhere_error(self._pipeline.name, state.partition.text) from exc
         return write_id
 
     def _manifest(self, key: str) -> Manifest:
@@ -594,7 +594,7 @@ class Cycle:
             error = explained(self._context, self._pipeline.name, state, unexpected(what, exc))
             if isinstance(error, ClaimedError):
                 self._drop(state.partition)
-                report.taken.add(state.partition)
+                report.claimed_elsewhere.add(state.partition)
             else:
                 report.errors[state.partition] = error
                 self._stale.add(state.partition)

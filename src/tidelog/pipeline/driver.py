@@ -1,4 +1,4 @@
-"""The driver: takes its share of a source's partitions, and runs cycles until it is stopped.
+"""The driver: claims its share of a source's partitions, and runs cycles until it is stopped.
 
 Any number of drivers of a pipeline share its source partitions (``share``). A heartbeat thread runs
 during cycles, so a long Spark job keeps them. A stop signal lets the current cycle finish. A second
@@ -6,8 +6,8 @@ one may abandon it at any point, because the next driver finishes what is there.
 ``take_over`` stops all others at once: they fail at their next write, and this one finishes their
 work.
 
-A run that drains takes what is free. It leaves the rest to drivers that it has seen to be alive, or
-waits for them (``wait``).
+A run that drains claims what is free. It leaves the rest to drivers that it has seen to be alive,
+or waits for them (``wait``).
 
 A failure in one source partition stops only that partition. A following driver retries it after
 waits that double, and does the same if it cannot reach the source at all (``failures``). A decided
@@ -153,7 +153,7 @@ class Driver:
         """
         members = self._members
         cycle = Cycle(
-            self._context, self._pipeline, members.id, self._how.accept_loss, members.may_take
+            self._context, self._pipeline, members.id, self._how.accept_loss, members.may_claim
         )
         self._tracked = TrackedPartitions(self._context, self._pipeline, cycle)
         if self._how.take_over:
@@ -263,7 +263,7 @@ class Driver:
             more.clear()
 
         find_next = self._next_ranges(plan, bounds)
-        with self._span(len(plan.limits)):
+        with self._trace(len(plan.limits)):
             drivers = len(self._members.living)
             return cycle.run(plan.limits, bounds, plan.parts, find_next, on_round, drivers)
 
@@ -307,7 +307,7 @@ class Driver:
             held, count = bounds.get(partition), self._pipeline.source.count
             if held and manifest.read >= events_max and count(manifest.end, held.end) is None:
                 self._full.add(partition)
-        for partition in report.taken:
+        for partition in report.claimed_elsewhere:
             self._failures.released(partition)
         self._failures.remove(report.committed.keys())
         if _fenced(report) is None:  # else the pipeline was removed, and this driver ends
@@ -363,7 +363,7 @@ class Driver:
         """
         self._find_members()
         own, partitions = self._list(cycle, errors)
-        if self._tracked.take(own, errors):
+        if self._tracked.claim_known(own, errors):
             own, partitions = self._list(cycle, errors)
         self._how.on_share(len(own), len(partitions))
         found = bounds_apart(self._pipeline.source, own, errors)
@@ -424,7 +424,7 @@ class Driver:
     def _list(
         self, cycle: Cycle, errors: dict[SourcePartition, TidelogError]
     ) -> tuple[list[SourcePartition], list[SourcePartition]]:
-        """Returns which source partitions this driver has or should take, and which there are."""
+        """Returns which source partitions this driver has or should claim, and which there are."""
         self._tracked.pass_on(self._members.is_alone())
         listed = list(self._pipeline.source.partitions())
         return self._share.look(cycle, listed, self._how.accept_loss, errors), listed
@@ -459,7 +459,7 @@ class Driver:
         }
         for partition in due:
             with contain_errors(partition, bounds, errors):
-                at, held = cycle.span(partition, bounds[partition])
+                at, held = cycle.left_to_read(partition, bounds[partition])
                 limits[partition] = self._limit(partition, at, held, parts[partition])
         return _Plan(waiting, limits, parts, everything, at_once, waves)
 
@@ -477,7 +477,7 @@ class Driver:
             return at_once
         return in_waves(at_once, events, self._due.events_max(), waves_max, not everything)
 
-    def _span(self, partitions: int) -> contextlib.AbstractContextManager[None]:
+    def _trace(self, partitions: int) -> contextlib.AbstractContextManager[None]:
         """Returns the trace span of a cycle that has work."""
         name, span = self._pipeline.name, self._context.spans.span
         work = span("tidelog.pipeline", pipeline=name, partitions=partitions)
@@ -492,7 +492,7 @@ class Driver:
         """Claims all partitions that may begin, and removes the others from ``bounds``."""
         new = [partition for partition in bounds if not cycle.is_ready(partition)]
         if new and not self._members.is_alone():
-            self._failures.taken()
+            self._failures.claimed()
         for partition in new:
             with contain_errors(partition, bounds, errors):
                 held = bounds[partition]
@@ -503,7 +503,7 @@ class Driver:
 
     def _count_waiting(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> int:
         """Returns about how many events wait; at least 1 if any do, or if an end went back."""
-        source, (start, held) = self._pipeline.source, cycle.span(partition, bounds)
+        source, (start, held) = self._pipeline.source, cycle.left_to_read(partition, bounds)
         if start == held.end or cycle.is_ended(partition):
             return 0
         if held.may_be_behind and not source.before(start, held.end):
@@ -541,7 +541,7 @@ class Driver:
         if report.errors.keys() - self._ended.keys():
             self._how.stop.wait(_LOOK_S)
             return False
-        if report.committed or report.ended or report.taken:
+        if report.committed or report.ended or report.claimed_elsewhere:
             return False  # a partition that begins again may hold events
         for error in self._ended.values():
             raise error

@@ -59,7 +59,7 @@ class CycleReport:
     # Ended, or begun again, by a person's decision.
     ended: set[SourcePartition] = field(default_factory=set)
     aside: list[Aside] = field(default_factory=list)  # ranges that the catalog lost
-    taken: set[SourcePartition] = field(default_factory=set)  # by another driver
+    claimed_elsewhere: set[SourcePartition] = field(default_factory=set)  # by another driver
     earlier: int = 0  # events of ranges before those in ``committed``
 
     @property
@@ -76,4 +76,4 @@ class CycleReport:
         self.aside += later.aside
         self.withdrawn |= later.withdrawn
         self.ended |= later.ended
-        self.taken |= later.taken
+        self.claimed_elsewhere |= later.claimed_elsewhere

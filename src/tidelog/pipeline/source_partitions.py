@@ -29,7 +29,7 @@ its rows twice. These rules exclude that:
    of any is in progress. So no other driver reads the same file at that time.
 3. The list of partitions has a version. A driver reads it before it looks at the source, and adds a
    partition only to that version. So a second driver that added one meanwhile is noticed.
-4. A driver that takes known partitions from another one changes the version, and then looks again.
+4. A driver that claims known partitions from another one changes the version, and then looks again.
    So the other one can begin nothing by what it knew before.
 5. A partition is listed together with what identifies it. A driver that finds it there without a
    head knows which file it is.
@@ -74,7 +74,7 @@ from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import contain_errors
 from tidelog.pipeline.gaps import LostError, vanished_end
 from tidelog.pipeline.pipeline import Pipeline
-from tidelog.pipeline.source_state import taken_error
+from tidelog.pipeline.source_state import claimed_elsewhere_error
 
 __all__ = [
     "Beginnings",
@@ -449,8 +449,10 @@ class TrackedPartitions:
         tracked = track(self._context, self._pipeline.id, self._pipeline.source, heads)
         self.heads, self._known, self._version = tracked.heads, tracked.known, tracked.version
 
-    def take(self, own: list[SourcePartition], errors: dict[SourcePartition, TidelogError]) -> bool:
-        """Takes known partitions before anything new begins; returns whether to look again."""
+    def claim_known(
+        self, own: list[SourcePartition], errors: dict[SourcePartition, TidelogError]
+    ) -> bool:
+        """Claims known partitions before anything new begins; returns whether to look again."""
         heads, cycle = self.heads or {}, self._cycle
         known = [each for each in own if each in heads and not cycle.is_ready(each)]
         for partition in known:
@@ -479,7 +481,7 @@ class TrackedPartitions:
         cycle, name = self._cycle, self._pipeline.name
         wait = any(not cycle.is_ready(each) for each in self._known & self._listed)
         if wait or any(map(cycle.has_range, cycle.partitions())):
-            raise taken_error(name, partition.text)
+            raise claimed_elsewhere_error(name, partition.text)
         held = self._held[partition]
         listed = ListedPartition(
             partition.text,
@@ -493,7 +495,7 @@ class TrackedPartitions:
         except ConflictError:
             found = read_listed(self._context, self._pipeline.id).get(partition.text)
             if found is None or found.incarnation != listed.incarnation:
-                raise taken_error(name, partition.text) from None
+                raise claimed_elsewhere_error(name, partition.text) from None
             # This driver has listed it itself: in its first look, or a reply was lost.
         self._known.add(partition)
 

@@ -173,10 +173,10 @@ class HandlerWorkers:
     def _outcome(self, task: Task) -> TaskOutcome:
         partition = task.range.partition
         try:
-            return TaskOutcome(partition, self._deliver(task), cut=task.cut)
+            return TaskOutcome(partition, self._deliver(task), part=task.part)
         except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
             error = unexpected(f"source partition `{partition.text}`", exc)
-            return TaskOutcome(partition, error=error, cut=task.cut)
+            return TaskOutcome(partition, error=error, part=task.part)
 
     def _deliver(self, task: Task) -> TaskOutput:
         """Returns how far the handler got. A range that it did not begin ends where it starts."""

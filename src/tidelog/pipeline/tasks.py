@@ -102,7 +102,7 @@ def with_left_out(staged: Written, events: int) -> Written:
 
 @dataclass(frozen=True)
 class Task:
-    """A range to process, or one cut of it, with everything needed to do it anywhere; picklable."""
+    """A range to process, or a part of it, with everything needed to do it anywhere; picklable."""
 
     reader: RangeReader
     sink: Sink
@@ -110,7 +110,7 @@ class Task:
     transform: str = ""  # module:function, from DataFrame to DataFrame; needs Spark
     rate: float | None = None  # most events per second to read
     erased: ErasedRows = NO_ERASED_ROWS  # erased before the intent; never written
-    cut: int = 0  # which part of its range it reads, counted from 0
+    part: int = 0  # which part of its range it reads, counted from 0
     title: str = ""  # of its pipeline, for people
 
     @property
@@ -153,7 +153,7 @@ class TaskOutcome:
     partition: SourcePartition
     produced: TaskOutput | None = None
     error: TidelogError | None = None
-    cut: int = 0  # that of the task
+    part: int = 0  # that of the task
 
 
 class Workers(Protocol):
@@ -203,10 +203,10 @@ def run_task(task: Task) -> TaskOutcome:
     """Returns the outcome of a task. Any failure is an error of its source partition."""
     partition = task.range.partition
     try:
-        return TaskOutcome(partition, task.run(), cut=task.cut)
+        return TaskOutcome(partition, task.run(), part=task.part)
     except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
         error = unexpected(f"source partition `{partition.text}`", exc)
-        return TaskOutcome(partition, error=error, cut=task.cut)
+        return TaskOutcome(partition, error=error, part=task.part)
 
 
 _: type[Workers] = LocalWorkers

@@ -51,7 +51,7 @@ from tidelog.concurrency import Pool
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.log.partition_reader import lost_object
-from tidelog.log.run_reader import Amendments, Cut, apply, describe_run, read_run
+from tidelog.log.run_reader import Amendments, RunSelection, apply, describe_run, read_run
 from tidelog.log.run_reader import EventRows as Stored
 from tidelog.log.topics import find_topic
 from tidelog.model.event import Event
@@ -267,8 +267,8 @@ class Loader:
     ) -> Iterator[Stored]:
         if found.group is None:
             what = describe_run(self._topic, found.partition, found.run)
-            cut = Cut(wanted.start, wanted.end)
-            yield from read_run(self._store, found.run, what, cut, amendments)
+            selection = RunSelection(wanted.start, wanted.end)
+            yield from read_run(self._store, found.run, what, selection, amendments)
             return
         batch = self._file(found).read(found.group)
         places = batch.column("offset").to_numpy()

@@ -83,10 +83,10 @@ class EventBuffer:
             self.times.append(time_ms)
             self.values.append(value)
         except BaseException:
-            self.cut(rows, fields_before)
+            self.truncate(rows, fields_before)
             raise
 
-    def cut(self, events: int, fields: int) -> None:
+    def truncate(self, events: int, fields: int) -> None:
         """Drops what was added after the first events, of which some have fields."""
         del self.values[events:], self.times[events:]
         del self.fields[fields:], self.rows[fields:]

@@ -73,7 +73,7 @@ class Producer:
         if self._named:
             self._before = self._appender.open_named()
             self._sequence = max(state.last for state in self._before.values())
-        self._timer = threading.Thread(target=self._seal_by_time, daemon=True)
+        self._timer = threading.Thread(target=self._close_lingering, daemon=True)
         self._timer.start()
 
     @property
@@ -180,7 +180,7 @@ class Producer:
                         pending.times.append(self._now_ms())
                         pending.values.append(value)
                     except BaseException:
-                        pending.cut(index, len(pending.fields))
+                        pending.truncate(index, len(pending.fields))
                         raise
                     flush.size = size
                     return SendFuture(flush, index)
@@ -323,7 +323,7 @@ class Producer:
         >>> producer.flush()
         """
         with self._queue.lock:
-            self._seal()
+            self._close_flush()
             waiting = list(self._queue.under_way.values())
         now_s = self._context.clock.monotonic_s
         end_s = None if timeout_s is None else now_s() + timeout_s
@@ -343,7 +343,7 @@ class Producer:
         with self._queue.lock:
             if self._queue.closed:
                 return
-            self._seal()
+            self._close_flush()
             self._queue.closed = True
             self._lingering.notify()
         self._queue.close()
@@ -437,7 +437,7 @@ class Producer:
                 self._sequence = fields.sequence
         flush.size += size
         if flush.size >= self._context.log_settings.segment_bytes or index >= _EVENTS_LAST:
-            self._seal()
+            self._close_flush()
         elif not flush.lingers:
             self._lingering.notify()  # the timer looks when the lock is free
             flush.lingers = True
@@ -461,12 +461,12 @@ class Producer:
             self._queue.held_bytes + self._open.size + size
             > self._context.log_settings.buffer_bytes
         ):
-            self._seal()
+            self._close_flush()
             self._queue.wait_for_room(size)
             if self._queue.held_bytes + self._open.size == 0:
                 return  # a single event may be larger than the buffer
 
-    def _seal(self) -> None:
+    def _close_flush(self) -> None:
         """Starts the open flush on its way. The lock must be held."""
         if not self._open.pending:
             return
@@ -477,7 +477,7 @@ class Producer:
             if flush.number >= 0:  # started, even if a signal handler has raised
                 self._open = following
 
-    def _seal_by_time(self) -> None:
+    def _close_lingering(self) -> None:
         """Starts a flush that has lingered, unless all uploads are busy. For the timer thread."""
         while True:
             with self._queue.lock:
@@ -495,7 +495,7 @@ class Producer:
                     )
                 )
                 if self._open is flush and not self._queue.closed:
-                    self._seal()
+                    self._close_flush()
 
     # Tables.
 
@@ -533,9 +533,9 @@ class Producer:
 
     def _submit(self, flush: Flush) -> None:
         with self._queue.lock:
-            self._seal()  # earlier events go first
+            self._close_flush()  # earlier events go first
             self._make_room(flush.size)
-            self._seal()  # events that arrived in the meantime need the room that this one takes
+            self._close_flush()  # events that arrived meanwhile need the room that this one takes
             self._queue.start(flush)
 
     def _wait_for(self, flushes: list[Flush]) -> Positions:
