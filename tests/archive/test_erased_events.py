@@ -479,7 +479,7 @@ def test_range_with_a_transform_counts_what_it_leaves_out(
     assert [each for batch in given for each in batch.column("offset").to_pylist()] == [0, 1, 2, 4]
     produced = workers._written(task, iter([batch.slice(1) for batch in given]))
     staged = produced.staged
-    assert (produced.read, staged.written, staged.left_out) == (6, 3, 2)
+    assert (produced.read, staged.events, staged.left_out) == (6, 3, 2)
 
 
 @pytest.mark.parametrize("by", ["id", "key"])

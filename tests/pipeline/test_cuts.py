@@ -12,7 +12,7 @@ from tests.pipeline.test_cycle import Archive
 from tests.support.cut_workers import CutWorkers
 from tests.support.fake_pipelines import LinesSink, ListSource, listed
 from tests.support.races import race_two
-from tidelog.connectors.sink import RecordRefusedError, Written
+from tidelog.connectors.sink import RecordRefusedError, WriterResult
 from tidelog.connectors.source import DirectReader, SourcePartition, SourceRange, even_cuts
 from tidelog.context import Context
 from tidelog.coordination.commits import read_manifests
@@ -247,7 +247,7 @@ def _file(offset: int) -> FileEntry:
 
 
 def _done(cut: int, end: str, offset: int) -> TaskOutcome:
-    staged = Written((_file(offset),), 1, 2, 3)
+    staged = WriterResult((_file(offset),), 1, 2, 3)
     return TaskOutcome(PARTITION, TaskOutput(end, 6, staged), part=cut)
 
 
@@ -255,7 +255,7 @@ def test_outputs_of_cuts_add_up() -> None:
     source = ListSource(1, 40)
     tasks = [_task(source, 0, "0", "10"), _task(source, 1, "10", "20")]
     found = join_parts(tasks, [_done(0, "10", 1), _done(1, "20", 11)])
-    assert found.produced == TaskOutput("20", 12, Written((_file(1), _file(11)), 2, 4, 6))
+    assert found.produced == TaskOutput("20", 12, WriterResult((_file(1), _file(11)), 2, 4, 6))
     assert found.error is None
     assert found.unused == ()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidelog.connectors.sink import Written
+from tidelog.connectors.sink import WriterResult
 from tidelog.pipeline import ranges
 from tidelog.pipeline.tasks import TaskOutput
 
@@ -22,8 +22,8 @@ def manifest_misses_a_part(patch: Patch) -> None:
 
     def without(counted: Any) -> Any:
         staged = [each.staged for each in counted]
-        gone = replace(staged[1], files=(), written=0, dead=0) if len(staged) > 1 else staged[0]
-        lost = len(staged) > 1 and staged[1].written + staged[1].dead
+        gone = replace(staged[1], files=(), events=0, dead=0) if len(staged) > 1 else staged[0]
+        lost = len(staged) > 1 and staged[1].events + staged[1].dead
         less = [replace(each, staged=gone, read=each.read - lost) for each in counted[1:2]]
         return joined([*counted[:1], *less, *counted[2:]])
 
@@ -52,7 +52,7 @@ def failed_cut_is_passed_over(patch: Patch) -> None:
 
     def without(tasks: Any, outcomes: Any) -> Any:
         empty = [
-            replace(each, error=None, produced=TaskOutput(task.range.limit, 0, Written()))
+            replace(each, error=None, produced=TaskOutput(task.range.limit, 0, WriterResult()))
             if each.error and task.part
             else each
             for task, each in zip(tasks, outcomes, strict=True)

@@ -547,9 +547,7 @@ BUGS: dict[str, Bug] = {
     "interrupted poll passes events": _signals(
         "P3", (consumer_module, "all_or_nothing", wrong.undo_after_errors)
     ),
-    "interrupted start of a flush": _signals(
-        "P1", (Producer, "_close_flush", wrong.close_when_started)
-    ),
+    "interrupted start of a flush": _signals("P1", (Producer, "_close_flush", wrong.close_late)),
     "doubled release of a lease": _members(
         "P3", (Leases, "release", wrong.release_without_version)
     ),

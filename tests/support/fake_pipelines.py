@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidelog.codec.event_batch import table_of, with_position
 from tidelog.connectors.archive.staging import discard_files, publish_files
-from tidelog.connectors.sink import Written
+from tidelog.connectors.sink import WriterResult
 from tidelog.connectors.source import (
     Bounds,
     Chunk,
@@ -94,7 +94,7 @@ class LinesWriter:
         ):
             self._rows[DATES[offset % len(DATES)]].append((offset, value.decode()))
 
-    def close(self) -> Written:
+    def close(self) -> WriterResult:
         files = []
         for number, (date, rows) in enumerate(sorted(self._rows.items())):
             data = msgspec.json.encode(rows)
@@ -114,7 +114,7 @@ class LinesWriter:
                     last_ms=0,
                 )
             )
-        return Written(tuple(files), sum(file.events for file in files))
+        return WriterResult(tuple(files), sum(file.events for file in files))
 
 
 class LinesSink:

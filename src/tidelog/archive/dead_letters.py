@@ -275,7 +275,7 @@ def _try_letters(
         for file in written.files
         if file.kind == "dead"
     ]
-    return written.written, [batch for file in dead for batch in read_dead_files(memory, [file])]
+    return written.events, [batch for file in dead for batch in read_dead_files(memory, [file])]
 
 
 def _reasons(letters: Iterable[pa.RecordBatch]) -> Iterator[str]:

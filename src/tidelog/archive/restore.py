@@ -27,7 +27,7 @@ from tidelog.archive.derived_archives import output_of
 from tidelog.codec.formats import settings_of
 from tidelog.connectors.archive.dead_letters import split_refused
 from tidelog.connectors.by_url import sink_at, source_at
-from tidelog.connectors.sink import RangeWriter, TargetSink, Written
+from tidelog.connectors.sink import RangeWriter, TargetSink, WriterResult
 from tidelog.connectors.source import (
     Bounds,
     Chunk,
@@ -301,7 +301,7 @@ class _RestorableWriter:
         if batch.num_rows:
             self.writer.write(batch)
 
-    def close(self) -> Written:
+    def close(self) -> WriterResult:
         return replace(self.writer.close(), dead=self.dead)
 
 

@@ -58,7 +58,7 @@ from tidelog.connectors.sink import (
     JudgingSink,
     RecordRefusedError,
     Sink,
-    Written,
+    WriterResult,
 )
 from tidelog.connectors.source import (
     ChangingReader,
@@ -339,10 +339,10 @@ def join_parts(tasks: Sequence[Task], outcomes: Sequence[TaskOutcome]) -> RangeR
 
 def _joined(counted: Sequence[TaskOutput]) -> TaskOutput:
     """Returns the output of neighboring parts as that of one task."""
-    first = next((each.staged for each in counted if each.staged.dead), Written())
-    staged = Written(
+    first = next((each.staged for each in counted if each.staged.dead), WriterResult())
+    staged = WriterResult(
         tuple(file for each in counted for file in each.staged.files),
-        sum(each.staged.written for each in counted),
+        sum(each.staged.events for each in counted),
         sum(each.staged.dead for each in counted),
         sum(each.staged.left_out for each in counted),
         first.first_dead,
@@ -398,7 +398,7 @@ def _with_copies(pipeline: Pipeline, task: Task, result: RangeResult) -> RangeRe
     staged = replace(
         made.staged,
         files=(*copies, *made.staged.files),
-        written=made.staged.written + events["data"],
+        events=made.staged.events + events["data"],
         dead=made.staged.dead + events["dead"],
     )
     return replace(

@@ -80,8 +80,8 @@ __all__ = [
     "Beginnings",
     "Lineage",
     "SeenEnds",
-    "Tracked",
     "TrackedPartitions",
+    "TrackingState",
     "copy_seen",
     "list_at_version",
     "list_seen",
@@ -142,7 +142,7 @@ def renew_listing(context: Context, pipeline: str) -> None:
     update(context, where, [row], lambda rows: Decision(None, [rows.put(row, b"")]), what)
 
 
-class Tracked(NamedTuple):
+class TrackingState(NamedTuple):
     """What a source that tracks its partitions was passed."""
 
     heads: dict[SourcePartition, Progress]
@@ -155,20 +155,20 @@ def track(
     pipeline: str,
     source: Source,
     heads: Mapping[SourcePartition, Progress] | None = None,
-) -> Tracked:
+) -> TrackingState:
     """Passes what the pipeline has read to a source that tracks its partitions.
 
     Returns what it passed; ``heads`` need not be read. Without any, it also passes the ends that
     drivers have seen, which a source remembers.
     """
     if not isinstance(source, TrackingSource):
-        return Tracked({}, set(), None)
+        return TrackingState({}, set(), None)
     version = listing_version(context, pipeline)
     found = dict(heads or {})
     known = read_known(context, pipeline, found)
     seen = read_seen(context, pipeline) if heads is None else {}
     source.track({each: replace(one, seen=seen.get(each, "")) for each, one in known.items()})
-    return Tracked(found, set(known), version)
+    return TrackingState(found, set(known), version)
 
 
 def read_known(

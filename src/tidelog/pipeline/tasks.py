@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.concurrency import Pool
-from tidelog.connectors.sink import RecordRefusedError, Sink, Written
+from tidelog.connectors.sink import RecordRefusedError, Sink, WriterResult
 from tidelog.connectors.source import (
     Chunk,
     RangeReader,
@@ -53,7 +53,7 @@ class TaskOutput:
 
     end: str  # the position that was reached
     read: int
-    staged: Written
+    staged: WriterResult
     note: bytes = b""  # for the source to read later
 
 
@@ -95,7 +95,7 @@ class ErasedRows:
 NO_ERASED_ROWS = ErasedRows()
 
 
-def with_left_out(staged: Written, events: int) -> Written:
+def with_left_out(staged: WriterResult, events: int) -> WriterResult:
     """Returns what was staged, with this many more events counted as erased."""
     return replace(staged, left_out=staged.left_out + events) if events else staged
 

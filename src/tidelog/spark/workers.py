@@ -49,7 +49,7 @@ from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from tidelog.codec.event_batch import EVENT_SCHEMA, check_times
-from tidelog.connectors.sink import Written
+from tidelog.connectors.sink import WriterResult
 from tidelog.connectors.topic.segments import check_rows
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpected
 from tidelog.model import layout
@@ -333,7 +333,7 @@ def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput | _Lar
         last = int(offsets[-1])
         written.append(offsets)
         writer.write(rows)
-    staged: Written = writer.close()
+    staged: WriterResult = writer.close()
     note = _read_note(task)
     if isinstance(note, _LargeRows):
         return note

@@ -13,7 +13,7 @@ import click
 
 from tidelog.api.erasure import DeleteOptions
 from tidelog.cli.commands.proof import (
-    Sought,
+    GivenEvents,
     proof_option,
     removal_bars,
     report_proof,
@@ -207,7 +207,7 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
                 wait = given["wait"]
                 proof = home.erase(topic, ids, key=bare, why=why, wait=wait, watch=watch, **how)
         if proof is not None:
-            report_proof(output, proof, given["proof_file"], watch.total, Sought(ids, key))
+            report_proof(output, proof, given["proof_file"], watch.total, GivenEvents(ids, key))
         else:
             _report_deleted(output, topic, key, deleted)
 

@@ -34,7 +34,7 @@ from tidelog.cli.commands.archive_generations import (
 from tidelog.cli.commands.archive_look import cat, dead, find, verify
 from tidelog.cli.commands.archive_status import finalize, register, status
 from tidelog.cli.commands.proof import (
-    Sought,
+    GivenEvents,
     proof_option,
     removal_bars,
     report_proof,
@@ -201,7 +201,7 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
             with removal_bars(home, archive=name) as watch:
                 how = ProveOptions(who=given["who"], wait=given["wait"], watch=watch, **tasks)
                 proof = archive.erase(ids=ids, key=wanted, why=given["why"], prove=True, **how)
-            report_proof(output, proof, given["proof_file"], watch.total, Sought(ids, key))
+            report_proof(output, proof, given["proof_file"], watch.total, GivenEvents(ids, key))
             return
         who, why = given["who"], given["why"]
         done = archive.erase(ids=ids, key=wanted, why=why, prove=False, who=who, **tasks)

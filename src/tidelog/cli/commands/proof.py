@@ -35,7 +35,7 @@ from tidelog.model import defaults
 from tidelog.model.event import to_iso
 
 __all__ = [
-    "Sought",
+    "GivenEvents",
     "proof",
     "proof_option",
     "removal_bars",
@@ -211,7 +211,7 @@ def _topic_bytes(home: Home, topic: str) -> Callable[[], int]:
     return lambda: sum(state.bytes or 0 for state in home.partitions(topic))
 
 
-class Sought(NamedTuple):
+class GivenEvents(NamedTuple):
     """What the person gave: a proof has only hashes of it."""
 
     ids: Collection[str] = ()
@@ -223,7 +223,7 @@ def report_proof(
     proof: Proof,
     file: str | None = None,
     removed: Erasure | None = None,
-    sought: Sought | None = None,
+    given: GivenEvents | None = None,
     note: str = "",
 ) -> None:
     """Writes the proof to a file if there is one, prints it, and exits with 1 unless it is clean.
@@ -236,7 +236,7 @@ def report_proof(
             proof.save(file)
         except OSError as exc:  # such as a full disk: what was proved is still printed
             failure = exc
-    _show_proof(output, proof, removed, sought or Sought())
+    _show_proof(output, proof, removed, given or GivenEvents())
     unseen = () if proof.deleted is None else proof.deleted.unseen
     for each in () if output.as_json else unseen:
         output.say(unseen_file(each))
@@ -258,7 +258,7 @@ def unseen_file(file: str) -> str:
     return f"archive file `{file}`: has no ids or keys to be searched for: {_BACKFILL}"
 
 
-def _show_proof(output: Output, proof: Proof, removed: Erasure | None, sought: Sought) -> None:
+def _show_proof(output: Output, proof: Proof, removed: Erasure | None, given: GivenEvents) -> None:
     """Print the verdict and its evidence; with what was removed before, where that is known."""
     if output.as_json:
         output.record(_values(proof, removed))
@@ -272,7 +272,7 @@ def _show_proof(output: Output, proof: Proof, removed: Erasure | None, sought: S
             output.say(f"  {each}")
         if len(findings) > _OBJECTS_MAX:
             output.say(f"  and {len(findings) - _OBJECTS_MAX:,} more (--json lists all)")
-        output.say(f"  to do: {_with_names(do, sought)}")
+        output.say(f"  to do: {_with_names(do, given)}")
     for each in proof.out_of_reach:
         output.say(f"out of reach: {each}")
 
@@ -334,13 +334,13 @@ def _grouped(traces: Iterable[Trace]) -> dict[tuple[str, str], list[str]]:
     return groups
 
 
-def _with_names(do: str, sought: Sought) -> str:
+def _with_names(do: str, given: GivenEvents) -> str:
     """Returns a remedy with the ids or the key in its command, which a proof does not keep."""
-    ids = [each for each in sought.ids if not each.startswith("-")]
-    if sought.key is not None:
-        key = shlex.quote(sought.key)
+    ids = [each for each in given.ids if not each.startswith("-")]
+    if given.key is not None:
+        key = shlex.quote(given.key)
         return do.replace("--key KEY", f"--key={key}" if key.startswith("-") else f"--key {key}")
-    if not ids or len(ids) > _NAMED_MAX or len(ids) < len(sought.ids):
+    if not ids or len(ids) > _NAMED_MAX or len(ids) < len(given.ids):
         return do
     repeated, listed = (
         " ".join(f"{option}{shlex.quote(each)}" for each in ids) for option in ("--id ", "")

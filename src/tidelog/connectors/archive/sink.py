@@ -53,7 +53,7 @@ from tidelog.connectors.sink import (
     JudgingSink,
     RangeWriter,
     Sink,
-    Written,
+    WriterResult,
 )
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError, NotFoundError
 from tidelog.model import defaults
@@ -126,9 +126,9 @@ class ArchiveSink:
     def discard(self, manifest: Manifest) -> None:
         discard_files(self._store(), manifest.files)
 
-    def judge(self, partition: str, staged: Written) -> None:
+    def judge(self, partition: str, staged: WriterResult) -> None:
         """Raises ``InvalidError`` if too many events of a range are dead letters."""
-        share_max, events = self._settings.dead_share_max, staged.written + staged.dead
+        share_max, events = self._settings.dead_share_max, staged.events + staged.dead
         if staged.dead >= _LEAST and staged.dead > share_max * events:
             raise InvalidError(
                 f"source partition `{partition}`: {staged.dead} of {events} events are dead "
@@ -267,7 +267,7 @@ class ArchiveWriter:
                 if folder.waiting:
                     self._write_folder(folder)
 
-    def close(self) -> Written:
+    def close(self) -> WriterResult:
         for path in [*self._open, *self._folders]:
             self._write_shares(self._folders[path])
             self._finish(path)
@@ -276,7 +276,7 @@ class ArchiveWriter:
         pa.default_memory_pool().release_unused()  # a worker lives on, and may have other work
         written = sum(file.events for file in files if file.kind == "data")
         first, why = self._dead.first
-        return Written(files, written, self._dead.count, first_dead=first, why_dead=why)
+        return WriterResult(files, written, self._dead.count, first_dead=first, why_dead=why)
 
     def _laid_out(self, batch: pa.RecordBatch) -> list[tuple[str, FolderRows]]:
         if self._parser is None:

@@ -20,7 +20,7 @@ from tidelog.clock import RandomIds
 from tidelog.codec.event_batch import STORED_SCHEMA, check_events, stored_columns
 from tidelog.codec.partitioner import split
 from tidelog.codec.segment import encode_staged, read_piece
-from tidelog.connectors.sink import RangeWriter, RecordRefusedError, Written
+from tidelog.connectors.sink import RangeWriter, RecordRefusedError, WriterResult
 from tidelog.errors import InvalidError
 from tidelog.log.producer.staged import Collector
 from tidelog.model.address import Address
@@ -92,10 +92,10 @@ class SegmentWriter:
         for joined, places in self._collector.add(numbered, self._place(batch)):
             self._stage(joined, places)
 
-    def close(self) -> Written:
+    def close(self) -> WriterResult:
         for joined, places in self._collector.rest():
             self._stage(joined, places)
-        return Written(tuple(self._files), sum(file.events for file in self._files))
+        return WriterResult(tuple(self._files), sum(file.events for file in self._files))
 
     def _stage(self, table: pa.Table, places: npt.NDArray[np.int32] | None) -> None:
         if places is None:
