@@ -56,13 +56,13 @@ from tidelog.log.consumer.leases import Lease, Leases, read_lease
 from tidelog.log.maintenance import lost_commits, obsolete_rows, sweep, verify
 from tidelog.log.maintenance.obsolete_rows import PRODUCER_EXPIRES_MS
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
-from tidelog.log.maintenance.unused_objects import ObjectUses
 from tidelog.log.notifier import CheckResult, Debounce, NotifyState
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.append_plan import AppendPlan, StoredSegment
 from tidelog.log.producer.copier import Copier
 from tidelog.log.producer.flush import EventFields, FlushFailures, SendFuture
 from tidelog.log.producer.producer import Producer
+from tidelog.log.unused_objects import ObjectUses
 from tidelog.model import layout
 from tidelog.model.topic import AppenderView, Head, JournalOrigin, Piece, Topic, encode_row
 from tidelog.store.base import ObjectInfo, exists_already

@@ -45,7 +45,6 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.maintenance.unused_objects import list_unused, origin_of
 from tidelog.log.run_reader import (
     Amendments,
     EventRows,
@@ -56,6 +55,7 @@ from tidelog.log.run_reader import (
     read_run,
 )
 from tidelog.log.topics import open_head, read_head
+from tidelog.log.unused_objects import list_unused, origin_of
 from tidelog.model import layout
 from tidelog.model.topic import (
     Head,

@@ -55,8 +55,8 @@ from tidelog.coordination.audit import id_hash, read_records
 from tidelog.errors import CorruptError, NotFoundError, UnavailableError
 from tidelog.journal.lookup import Lookup, Occurrence
 from tidelog.log.maintenance.object_references import References, read_references
-from tidelog.log.maintenance.unused_objects import ObjectUses, origin_of, planned_starts
 from tidelog.log.topics import read_head
+from tidelog.log.unused_objects import ObjectUses, origin_of, planned_starts
 from tidelog.model import layout
 from tidelog.model.topic import (
     AppenderView,

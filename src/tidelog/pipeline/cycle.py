@@ -141,7 +141,7 @@ class Cycle:
         self._pipeline = pipeline
         self._owner = owner
         self._accept_loss = accept_loss
-        self._may_take = may_claim
+        self._may_claim = may_claim
         self._states: dict[SourcePartition, SourceState] = {}
         self._stale: set[SourcePartition] = set()
         self._maybe_claimed: set[SourcePartition] = set()  # they may be ours: a reply was lost
@@ -174,7 +174,7 @@ class Cycle:
                 found = decode_row(row.value, Progress, f"head of `{partition.text}`")
                 if found.closed:
                     raise closed_error(self._pipeline.name, partition.text)
-                if not self._may_take(found.owner):
+                if not self._may_claim(found.owner):
                     self._drop(partition)
                     raise claimed_elsewhere_error(self._pipeline.name, partition.text, found)
             new = Progress(begin.position, 0, 0, incarnation=incarnation, begin=begin, note=note)

@@ -56,10 +56,10 @@ from tidelog.codec.journal_file import read_sources
 from tidelog.codec.segment import read_known
 from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.log.maintenance.unused_objects import origin_of, read_unused
 from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.staged import lost_partition
 from tidelog.log.topics import find_topic, read_head
+from tidelog.log.unused_objects import origin_of, read_unused
 from tidelog.model import layout
 from tidelog.model.topic import (
     AppenderView,
