@@ -7,22 +7,19 @@ same steps as for an erasure.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from tidelog.api.base import HomeBase
 from tidelog.context import Context
-from tidelog.coordination.audit import Owner, Why
+from tidelog.coordination.audit import Owner
 from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.coordination.registry import check_shown
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.journal.amend import Amender
-from tidelog.journal.lookup import Lookups
 from tidelog.model import defaults
 from tidelog.model.event import id_list
 from tidelog.model.times import duration_ms
-from tidelog.model.topic import Topic
 from tidelog.settings import check_options
 
 if TYPE_CHECKING:
@@ -63,27 +60,8 @@ class EraseOptions(DeleteOptions, total=False):
     watch: ErasureWatch | None
 
 
-class ErasureCalls(ABC):
+class ErasureCalls(HomeBase):
     """Erasure of events with its proof, and updates of archived events."""
-
-    context: Context
-    _lookups: Lookups
-
-    @abstractmethod
-    def topic(self, name: str) -> Topic:
-        """Returns the topic with a name. Raises ``NotFoundError``."""
-
-    @abstractmethod
-    def amender(self, topic: str, why: Why) -> Amender:
-        """What amends events of a topic."""
-
-    @abstractmethod
-    def reason(self, why: str = "", who: str | None = None) -> Why:
-        """What audit records say of a call."""
-
-    @abstractmethod
-    def _with_tasks(self, name: str, spark: str | None, conf: Mapping[str, str] | None) -> Context:
-        """The context, with tasks on Spark if a master is given."""
 
     def plan_erase(
         self,
