@@ -6,11 +6,11 @@
 from tidelog.adoption import Adoption as Adoption
 from tidelog.api.append_lines import LineCounts as LineCounts
 from tidelog.api.append_lines import LineOptions as LineOptions
-from tidelog.api.archive_actions import ArchiveRunOptions as ArchiveRunOptions
-from tidelog.api.archive_actions import BackfillOptions as BackfillOptions
-from tidelog.api.archive_actions import DeadLetterOptions as DeadLetterOptions
-from tidelog.api.archive_actions import RecordedRunOptions as RecordedRunOptions
-from tidelog.api.archive_actions import RedoOptions as RedoOptions
+from tidelog.api.archive_options import ArchiveRunOptions as ArchiveRunOptions
+from tidelog.api.archive_options import BackfillOptions as BackfillOptions
+from tidelog.api.archive_options import DeadLetterOptions as DeadLetterOptions
+from tidelog.api.archive_options import RecordedRunOptions as RecordedRunOptions
+from tidelog.api.archive_options import RedoOptions as RedoOptions
 from tidelog.api.archive_view import ArchiveTables as ArchiveTables
 from tidelog.api.archive_view import CommittedFile as CommittedFile
 from tidelog.api.archive_view import FolderEntry as FolderEntry

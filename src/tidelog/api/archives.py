@@ -13,18 +13,17 @@ from typing import Literal, Unpack
 
 import msgspec
 
-from tidelog.api.archive_actions import (
+from tidelog.api.archive_erasure import ErasableArchive
+from tidelog.api.archive_options import (
     ArchiveRunOptions,
     BackfillOptions,
     DeadLetterOptions,
-    ErasableArchive,
     RecordedRunOptions,
     RedoOptions,
-    RunMetrics,
-    send_statsd,
 )
 from tidelog.api.archive_view import ArchiveTables, record_archive_action
 from tidelog.api.pipelines import RunOptions, RunResult, driver_options, run_pipeline, shown_address
+from tidelog.api.run_metrics import RunMetrics, send_statsd
 from tidelog.api.spark_workers import open_workers
 from tidelog.archive.archive import (
     ArchiveKind,
