@@ -3,8 +3,7 @@
 Any number of drivers of a pipeline share its source partitions (``share``). A heartbeat thread runs
 during cycles, so a long Spark job keeps them. A stop signal lets the current cycle finish. A second
 one may abandon it at any point, because the next driver finishes what is there. A driver with
-``take_over`` stops all others at once: they fail at their next write, and this one finishes their
-work.
+``take_over`` stops all others: they fail at their next write, and this one finishes their work.
 
 A run that drains claims what is free. It leaves the rest to drivers that it has seen to be alive,
 or waits for them (``wait``).
@@ -97,8 +96,10 @@ class DriverOptions:
     flush_on_stop: bool = False  # write waiting events before ending
     stop: threading.Event = field(default_factory=new_stop)
     on_look: Callable[[int], None] = lambda _: None  # with the number of waiting events
-    on_share: Callable[[int, int], None] = lambda *_: None  # with how many it has, and of all
-    on_left: Callable[[int, int], None] = lambda *_: None  # at its end: of other drivers, and all
+    # Gets (partitions of this driver, all partitions).
+    on_share: Callable[[int, int], None] = lambda *_: None
+    # At its end, gets (partitions left to other drivers, all partitions).
+    on_left: Callable[[int, int], None] = lambda *_: None
     on_cycle: Callable[[CycleReport], None] = lambda _: None
     on_outage: Callable[[TidelogError, float], None] = lambda *_: None  # with the wait in seconds
 
@@ -550,9 +551,8 @@ class Driver:
     def _leaves_rest(self) -> bool:
         """Returns whether a run that drains ends now, and leaves other drivers their partitions.
 
-        It first makes sure that they are alive: what a dead one has is taken after a while. With
-        ``wait``, they also must have been done before the last look, which then has found what
-        follows their partitions.
+        Ends only if the other drivers are alive; a dead driver's partitions are claimed first. With
+        ``wait``, ends only after a look that found the others finished.
         """
         left = len(self._share.theirs)
         if self._how.wait:

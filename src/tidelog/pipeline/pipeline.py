@@ -38,10 +38,11 @@ class Pipeline:
     rate: float | None = None  # events per second over all tasks
     gate: Callable[[], None] = lambda: None  # raises if no head may be created or thawed now
     start: str = "earliest"  # or latest: where partitions begin that existed at creation
-    lists: bool = True  # its first driver records the ends it sees; else the source knows
+    lists: bool = True  # its first driver stores the list of partitions with their ends
     erased: Callable[[str], ErasedRows] = lambda _: NO_ERASED_ROWS  # of a source partition, now
     title: str = ""  # for people who look at Spark's UI
-    goes_back: bool = False  # for what its source, an archive, got since in gaps it has passed
+    # Also reads what its source archive got later, in gaps that this pipeline has passed.
+    goes_back: bool = False
 
     @property
     def heading(self) -> str:

@@ -35,9 +35,14 @@ begins where the committed range ended. Otherwise what it staged is deleted. The
 the range from before its first event is read until it is committed, so erasures, proofs, sweeps and
 seeks wait for it as for any other range (``Intent.reach``).
 
-A range that ended before a failed part is followed by none, nor is one whose source cannot count
-what waits, or whose source tracks files by what was committed. A cycle without more to read takes
-no thread and no further write; one that reads ahead saves the write of each next ``intent``.
+Nothing is read ahead if:
+
+- a part of the range failed;
+- the source cannot count what waits;
+- the source tracks files by what was committed.
+
+A cycle without more to read takes no thread and no further write; one that reads ahead saves the
+write of each next ``intent``.
 """
 
 from __future__ import annotations

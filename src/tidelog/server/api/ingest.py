@@ -88,8 +88,8 @@ class Ingest:
         """Stores the events of a body; refuses all or none of them. Returns their positions.
 
         ``admission`` is checked again just before, since a turn at a thread may take long.
-        Idempotency keys of one token are not those of others.
-        ``charge`` counts what they take in memory while they are stored, and may refuse them.
+        ``charge`` counts the memory that the events take, and may refuse them. Idempotency keys are
+        separate for each token.
         """
         opened = self._topics.get(topic) or await self._topics.open(topic)
         key = headers.get(b"idempotency-key")
