@@ -126,8 +126,9 @@ class LinesSink:
     def writer(self, partition: str, staging: str) -> LinesWriter:
         return LinesWriter(self._store, partition, staging)
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> int:
         publish_files(self._store, manifest.files)
+        return 0
 
     def discard(self, manifest: Manifest) -> None:
         discard_files(self._store, manifest.files)

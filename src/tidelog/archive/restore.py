@@ -283,7 +283,7 @@ class RestorableSink:
     def writer(self, partition: str, staging: str) -> RangeWriter:
         return _RestorableWriter(self.sink.writer(partition, staging))
 
-    def publish(self, manifest: Manifest) -> int | None:
+    def publish(self, manifest: Manifest) -> int:
         return self.sink.publish(manifest)
 
     def discard(self, manifest: Manifest) -> None:

@@ -100,7 +100,7 @@ class Sink(Protocol):
         """Returns a writer for a range of a source partition. Its files go below ``staging``."""
         ...
 
-    def publish(self, manifest: Manifest) -> int | None:
+    def publish(self, manifest: Manifest) -> int:
         """Makes the files of a manifest visible. Idempotent, also when two drivers call it at once.
 
         Returns how many events were skipped because they were erased from the target in the

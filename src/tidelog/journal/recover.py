@@ -71,8 +71,9 @@ from tidelog.errors import (
     UnavailableError,
 )
 from tidelog.journal.lookup import Lookup
-from tidelog.journal.stray_events import StrayEvents, TopicSnapshot, Unit, UnitEvents, generation_of
+from tidelog.journal.stray_events import StrayEvents, TopicSnapshot, Unit, UnitEvents
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_ledger
+from tidelog.log.maintenance.lost_commits import generation_of
 from tidelog.log.producer.append_plan import ALL_SEQUENCES, StoredSegment
 from tidelog.log.producer.copier import Copier, LedgerMovedError
 from tidelog.log.status import read_heads

@@ -32,6 +32,7 @@ __all__ = [
     "from_iso",
     "headers_of",
     "id_list",
+    "parse_timestamp",
     "to_iso",
     "wrong_type",
 ]
@@ -142,6 +143,13 @@ def check_timestamp(timestamp: int | datetime | str) -> int:
             f"timestamp {timestamp}: is outside of the years 1970 to 9999: give milliseconds UTC"
         )
     return timestamp
+
+
+def parse_timestamp(text: str) -> int:
+    """Returns the ms of a time in text: whole milliseconds, or ISO 8601."""
+    if text.isascii() and text.isdigit() and len(text) <= 15:
+        return check_timestamp(int(text))
+    return from_iso(text)
 
 
 def to_iso(timestamp_ms: int) -> str:

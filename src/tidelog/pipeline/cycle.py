@@ -555,7 +555,7 @@ class Cycle:
         staged files. Then a sink that misses files or is ahead is not damaged.
         """
         try:
-            return self._pipeline.sink.publish(manifest) or 0
+            return self._pipeline.sink.publish(manifest)
         except (CorruptError, InvalidError) as exc:
             row = self._context.catalog.get(state.where, "head")
             if row is None or row.version != state.head_version:

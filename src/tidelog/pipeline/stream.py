@@ -75,8 +75,9 @@ class HandlerSink:
     def writer(self, partition: str, staging: str) -> RangeWriter:
         raise InternalError(f"stream: source partition `{partition}` has no handler: use run")
 
-    def publish(self, manifest: Manifest) -> int | None:
+    def publish(self, manifest: Manifest) -> int:
         """Does nothing: the handler has the events."""
+        return 0
 
     def discard(self, manifest: Manifest) -> None:
         """Does nothing: nothing is staged."""

@@ -119,9 +119,10 @@ class ArchiveSink:
     def writer(self, partition: str, staging: str) -> RangeWriter:
         return ArchiveWriter(self._settings, self._store(), partition, staging)
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> int:
         self._check_owner()
         publish_files(self._store(), manifest.files, at_once=_PUBLISH_AT_ONCE)
+        return 0
 
     def discard(self, manifest: Manifest) -> None:
         discard_files(self._store(), manifest.files)

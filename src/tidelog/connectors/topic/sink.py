@@ -286,7 +286,7 @@ class FieldedSink:
         taker = FieldTaker(self.paths, self.event_bytes_max)
         return _FieldedWriter(self.sink.writer(partition, staging), taker, self.limit)
 
-    def publish(self, manifest: Manifest) -> int | None:
+    def publish(self, manifest: Manifest) -> int:
         return self.sink.publish(manifest)
 
     def discard(self, manifest: Manifest) -> None:

@@ -30,7 +30,7 @@ from tidelog.server.http.errors import TooLargeError, encode
 from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.metrics import Metrics
 from tidelog.server.http.request import (
-    Bodies,
+    TransferBudget,
     check_parameters,
     content_type,
     headers_of,
@@ -75,7 +75,7 @@ class ByIdHandlers:
         home: Home,
         threads: ServerThreads,
         metrics: Metrics,
-        bodies: Bodies,
+        bodies: TransferBudget,
         check: Callable[[Admission], None],
     ) -> None:
         self._check = check  # whether what let a request in still does

@@ -25,10 +25,9 @@ from tidelog.log.producer.flush import Flush, SendFuture
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model import limits as model_limits
 from tidelog.model.decoding import json_items, too_deep
-from tidelog.model.event import Event, Position, Positions, check_event
+from tidelog.model.event import Event, Position, Positions, check_event, parse_timestamp
 from tidelog.model.topic import Topic
 from tidelog.server.api.open_topics import OpenTopic, OpenTopics, RoomPromise
-from tidelog.server.api.pixel_event import time_of
 from tidelog.server.http.auth import Admission
 from tidelog.server.http.errors import MediaTypeError, TooLargeError
 from tidelog.server.http.limits import ServerThreads
@@ -479,7 +478,7 @@ def _event_of_headers(headers: Headers, body: bytes) -> Event:
         value=body,
         key=key,
         id=_text(headers, b"tidelog-id"),
-        timestamp=None if time is None else time_of(time),
+        timestamp=None if time is None else parse_timestamp(time),
         type=_text(headers, b"tidelog-type"),
     )
 

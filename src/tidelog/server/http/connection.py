@@ -47,7 +47,7 @@ from tidelog.server.http.errors import (
 from tidelog.server.http.limits import client_of
 from tidelog.server.http.request import (
     PIECE_BYTES,
-    Bodies,
+    TransferBudget,
     framing_problem,
     path_of,
     target_problem,
@@ -471,7 +471,7 @@ class Deliveries:
     """The answers of one server that are on their way."""
 
     def __init__(self, clock: Clock) -> None:
-        self._bodies = Bodies(0, clock)
+        self._bodies = TransferBudget(0, clock)
 
     def bound(self, scope: Scope, send: Send) -> Send:
         """Returns a ``send`` that keeps an answer within the bound."""
