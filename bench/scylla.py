@@ -32,7 +32,7 @@ from tests.support.named_pipelines import create_pipeline, open_named
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.scylla.session import close_sessions
 from tidelog.connectors.scylla.streams import ChangePosition, group_of, queries_of
-from tidelog.connectors.sink import RangeWriter, Written
+from tidelog.connectors.sink import RangeWriter, WriterResult
 from tidelog.connectors.source import SourceRange
 from tidelog.home import World, create_home
 from tidelog.model.pipeline import Manifest
@@ -57,7 +57,8 @@ class Counting:
     def writer(self, partition: str, staging: str) -> RangeWriter:
         return _Counter()
 
-    def publish(self, manifest: Manifest) -> None: ...
+    def publish(self, manifest: Manifest) -> int:
+        return 0
 
     def discard(self, manifest: Manifest) -> None: ...
 
@@ -69,8 +70,8 @@ class _Counter:
     def write(self, batch: pa.RecordBatch) -> None:
         self._rows += batch.num_rows
 
-    def close(self) -> Written:
-        return Written((), self._rows)
+    def close(self) -> WriterResult:
+        return WriterResult((), self._rows)
 
 
 def run() -> list[Rate]:

@@ -34,7 +34,7 @@ WORKING = (  # rooms and modules that do work; values that calls return may come
     "tidelog.log.topics",
     "tidelog.maintenance.follower",
     "tidelog.maintenance.pipeline_sweep",
-    "tidelog.maintenance.purge",
+    "tidelog.maintenance.erase",
     "tidelog.maintenance.turn",
     "tidelog.model.times.Backoff",
     "tidelog.model.layout",

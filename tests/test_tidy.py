@@ -35,6 +35,7 @@ PARTICIPLES = (  # a participle says what happened to a thing that it does not n
         "driving",
     ),
     *("proving", "asking", "choosing", "amended", "planned", "named", "keyed", "known", "mended"),
+    *("written", "tracked", "taken", "told"),
 )
 IMPERATIVES = re.compile(
     "add|append|archive|ask|begin|bring|build|change|check|close|compare|compile|copy|count|create"
@@ -118,6 +119,13 @@ def test_docstrings_say_what_a_function_does(path: Path) -> None:
 @of_each(SOURCES + TESTS)
 def test_module_names_are_nouns_or_verbs(path: Path) -> None:
     assert path.stem.removeprefix("test_") not in PARTICIPLES, "which noun is missing?"
+
+
+@of_each(SOURCES + TESTS)
+def test_class_names_are_nouns(path: Path) -> None:
+    names = [node.name for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
+    wrong = [each for each in names if each.strip("_").lower() in PARTICIPLES]
+    assert wrong == [], "which noun is missing?"
 
 
 def test_class_names_are_defined_once() -> None:

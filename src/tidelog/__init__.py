@@ -80,6 +80,7 @@ __all__ = [
     "CursorMove",
     "CycleReport",
     "DeadLetterOptions",
+    "DeleteOptions",
     "DeleteResult",
     "DrainOptions",
     "DriverFailure",

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, Unpack, overload
@@ -25,7 +25,6 @@ from tidelog.api.journal import JournalCalls
 from tidelog.api.maintenance import MaintenanceCalls
 from tidelog.api.topics import BrowseCalls, TopicCalls
 from tidelog.backends import World, create_context, open_context, real_world
-from tidelog.catalog import Catalog
 from tidelog.concurrency import Pool, check_process
 from tidelog.context import Context
 from tidelog.coordination.audit import user_at_host
@@ -33,12 +32,10 @@ from tidelog.coordination.tokens import Tokens
 from tidelog.errors import InternalError, InvalidError, NotFoundError
 from tidelog.journal.insert_if_absent import append_absent
 from tidelog.journal.lookup import Lookups
-from tidelog.journal.scribe import ScribeOptions, Turn
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Start
 from tidelog.log.notifier import Notifier
 from tidelog.log.notify_targets import open_target
-from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.log.producer.producer import Producer, close_quietly
 from tidelog.log.status import (
@@ -51,7 +48,6 @@ from tidelog.model.playback import Time
 from tidelog.model.topic import Topic
 from tidelog.playback.merge import play_arrow, play_events
 from tidelog.settings import Settings, check_options, config_string, load_settings
-from tidelog.store import Store
 
 if TYPE_CHECKING:
     from tidelog.api.archives import Archives
@@ -97,24 +93,6 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, ErasureCalls, Maint
         ''
         """
         return self.context.identity.copy_of
-
-    @property
-    def store(self) -> Store:
-        """The store, which holds objects.
-
-        >>> home.store.url.startswith("file://")
-        True
-        """
-        return self.context.store
-
-    @property
-    def catalog(self) -> Catalog:
-        """The catalog, which holds rows.
-
-        >>> home.catalog.url.startswith("sqlite://")
-        True
-        """
-        return self.context.catalog
 
     @property
     def config(self) -> str:
@@ -373,14 +351,6 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, ErasureCalls, Maint
         self._check_open()
         return play_arrow(self.context, topic, start, end)
 
-    def _carry_updates(self, topic: str, ids: Iterable[str]) -> None:
-        self.update_archives(topic, ids)
-
-    def _after_turns(self, context: Context, how: ScribeOptions) -> Callable[[Turn], Turn]:
-        from tidelog.maintenance import turn
-
-        return turn.ArchiveTurns(context, how)
-
     def close(self) -> None:
         """Closes what was opened from here, flushing what is under way; raises what failed.
 
@@ -419,11 +389,6 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, ErasureCalls, Maint
     def __repr__(self) -> str:
         return f"Home({self.config!r})"
 
-    def _reader(self, topic: str, partition: int, start: int) -> Reader:
-        reader = Reader(self.context, self.topic(topic), partition, self._pool)
-        reader.check_start(start)
-        return reader
-
     def _shared_producer(self, topic: str) -> Producer:
         """One unnamed producer for all appends to a topic; a new one when it was made again."""
         found = self.topic(topic)
@@ -460,14 +425,6 @@ class Home(TopicCalls, JournalCalls, BrowseCalls, LineCalls, ErasureCalls, Maint
                 return opened
         opened.close()
         raise self._closed_error()
-
-    def _check_open(self) -> None:
-        check_process(self._process, f"home `{self.id}`")
-        if self._closed:
-            raise self._closed_error()
-
-    def _closed_error(self) -> InvalidError:
-        return InvalidError(f"home `{self.id}`: is closed: open it again")
 
 
 def open_home(home: str | os.PathLike[str] | None = None, *, world: World | None = None) -> Home:

@@ -6,11 +6,11 @@
 from tidelog.adoption import Adoption as Adoption
 from tidelog.api.append_lines import LineCounts as LineCounts
 from tidelog.api.append_lines import LineOptions as LineOptions
-from tidelog.api.archive_actions import ArchiveRunOptions as ArchiveRunOptions
-from tidelog.api.archive_actions import BackfillOptions as BackfillOptions
-from tidelog.api.archive_actions import DeadLetterOptions as DeadLetterOptions
-from tidelog.api.archive_actions import RecordedRunOptions as RecordedRunOptions
-from tidelog.api.archive_actions import RedoOptions as RedoOptions
+from tidelog.api.archive_options import ArchiveRunOptions as ArchiveRunOptions
+from tidelog.api.archive_options import BackfillOptions as BackfillOptions
+from tidelog.api.archive_options import DeadLetterOptions as DeadLetterOptions
+from tidelog.api.archive_options import RecordedRunOptions as RecordedRunOptions
+from tidelog.api.archive_options import RedoOptions as RedoOptions
 from tidelog.api.archive_view import ArchiveTables as ArchiveTables
 from tidelog.api.archive_view import CommittedFile as CommittedFile
 from tidelog.api.archive_view import FolderEntry as FolderEntry
@@ -23,6 +23,7 @@ from tidelog.api.consumers import DrainOptions as DrainOptions
 from tidelog.api.consumers import LostOffsets as LostOffsets
 from tidelog.api.doctor import HealthCheck as HealthCheck
 from tidelog.api.doctor import diagnose as diagnose
+from tidelog.api.erasure import DeleteOptions as DeleteOptions
 from tidelog.api.erasure import EraseOptions as EraseOptions
 from tidelog.api.erasure import ProveOptions as ProveOptions
 from tidelog.api.journal import CompileOptions as CompileOptions
@@ -116,9 +117,9 @@ from tidelog.log.status import Lag as Lag
 from tidelog.log.status import MemberState as MemberState
 from tidelog.log.status import PartitionState as PartitionState
 from tidelog.log.timeline import Histogram as Histogram
+from tidelog.maintenance.erase import Erasure as Erasure
+from tidelog.maintenance.erase import ErasureWatch as ErasureWatch
 from tidelog.maintenance.pipeline_sweep import PipelineSweep as PipelineSweep
-from tidelog.maintenance.purge import Erasure as Erasure
-from tidelog.maintenance.purge import ErasureWatch as ErasureWatch
 from tidelog.model.archive import Account as Account
 from tidelog.model.archive import Archive as Archive
 from tidelog.model.archive import ArchiveFormat as ArchiveFormat

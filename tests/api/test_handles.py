@@ -137,7 +137,7 @@ def test_unknown_options_are_refused(home: Home) -> None:
         "max_age": lambda: pump.run(maxage="1s"),  # type: ignore[call-arg]
         "batch": lambda: home.stream("topic:orders").run(len, name="s", bacth=True),  # type: ignore[call-arg]
         "if_absent": lambda: home.append_lines("orders", io.BytesIO(b"x\n"), ifabsent=True),  # type: ignore[call-arg]
-        "incarnation": lambda: home.erase("orders", ids=["o1"], incarnaton="x"),  # type: ignore[call-overload]
+        "incarnation": lambda: home.erase("orders", ids=["o1"], incarnaton="x"),  # type: ignore[call-arg]
         "on_swap": lambda: home.compile_all(onswap=print),  # type: ignore[call-arg]
         "as_of": lambda: home.playback("orders", to="topic:copies", asof="x"),  # type: ignore[call-overload]
     }
@@ -243,7 +243,7 @@ def test_consumer_iterates_and_commits_each_batch(home: Home) -> None:
 def test_erase_reaches_archives_and_returns_a_proof(home: Home) -> None:
     archive = home.archives.create("raw", source="topic:orders", format="jsonlines", mode="events")
     archive.run()
-    deleted = home.erase("orders", ids=["o3"], why="request 1", prove=False)
+    deleted = home.delete("orders", ["o3"], why="request 1")
     assert isinstance(deleted, DeleteResult)
     assert not home.prove_erased("orders", ids=["o3"]).is_erased
     proof = home.erase("orders", key=b"k1", why="request 2")

@@ -21,7 +21,7 @@ from tidelog.errors import CorruptError, UnavailableError
 from tidelog.journal.amendment_writer import AmendmentWriter
 from tidelog.log import topics
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance import purge
+from tidelog.maintenance import erase as whole_erasure
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
@@ -170,13 +170,13 @@ def test_event_of_a_delete_that_died_before_it_deleted_stays_in_archives(
 
 def after_the_first_look(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
     """Call ``change`` after a delete of a topic has carried deletes the first time."""
-    carry = purge.finish_deletes
+    carry = whole_erasure.finish_deletes
 
     def changing(home: Home, topic: Topic) -> None:
         carry(home, topic)
         change()  # type: ignore[operator]
 
-    monkeypatch.setattr(purge, "finish_deletes", changing)
+    monkeypatch.setattr(whole_erasure, "finish_deletes", changing)
 
 
 def events_archive(home: Home, *ids: str) -> Archive:

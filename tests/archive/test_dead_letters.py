@@ -40,7 +40,7 @@ from tidelog.catalog.base import ABSENT, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.event_batch import EVENT_SCHEMA, table_of, with_position
 from tidelog.codec.formats import open_format
-from tidelog.connectors.archive import sink as dead_module
+from tidelog.connectors.archive import dead_letters as dead_module
 from tidelog.connectors.archive import sink as files_module
 from tidelog.connectors.archive import staging as publish
 from tidelog.connectors.archive import staging as uploads
@@ -213,7 +213,7 @@ class Ground:
                     for p, end in limits.items()
                 }
             report = cycle.run(limits, bounds)
-            if report.taken:
+            if report.claimed_elsewhere:
                 return
             for error in report.errors.values():
                 raise error

@@ -38,8 +38,8 @@ from tidelog.errors import (
     TidelogError,
 )
 from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.tasks import LocalWorkers

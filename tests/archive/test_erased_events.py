@@ -36,8 +36,8 @@ from tidelog.erasure.delete import delete_events
 from tidelog.erasure.event_search import FoundEvent
 from tidelog.errors import UnknownOutcomeError
 from tidelog.home import World, create_home
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.cycle import Cycle
@@ -366,7 +366,7 @@ def test_delete_finds_what_a_backfill_brings_that_begins_before_its_record(
     source = trimmed_after_a_copy(home, tmp_path / "copied")
     drive(home, an_archive(home, "daily", "topic:t"))
     home.trim("t", ToOffsets({0: 3}))
-    recorded, records = archive_only.erase_found, list[int]()
+    recorded, records = archive_only.record_deletes, list[int]()
 
     def build_before_the_record(*given: Any) -> None:
         records.append(1)
@@ -377,7 +377,7 @@ def test_delete_finds_what_a_backfill_brings_that_begins_before_its_record(
                 promote(home.context, "daily")
         recorded(*given)
 
-    monkeypatch.setattr(archive_only, "erase_found", build_before_the_record)
+    monkeypatch.setattr(archive_only, "record_deletes", build_before_the_record)
     assert home.delete_key("t", b"k").archived == 2
     purge(home.context, home.topic("t"), grace_ms=0)
     if not is_promoted:
@@ -396,7 +396,7 @@ def test_event_without_a_known_place_is_erased_from_all_partitions(
     origin = Origin("two/0", topic.incarnation)
     found = {(origin, -1): FoundEvent("e", 1)}
     places = archive_only.TopicPlaces({origin: 0})
-    archive_only.erase_found(home.context, topic, WHY, found, places, None)
+    archive_only.record_deletes(home.context, topic, WHY, found, places, None)
     if deleted:
         home.delete_topic("two", past_readers=True)
     erased = ErasedBefore(home.context, archive, 1, with_topic=True)
@@ -479,7 +479,7 @@ def test_range_with_a_transform_counts_what_it_leaves_out(
     assert [each for batch in given for each in batch.column("offset").to_pylist()] == [0, 1, 2, 4]
     produced = workers._written(task, iter([batch.slice(1) for batch in given]))
     staged = produced.staged
-    assert (produced.read, staged.written, staged.left_out) == (6, 3, 2)
+    assert (produced.read, staged.events, staged.left_out) == (6, 3, 2)
 
 
 @pytest.mark.parametrize("by", ["id", "key"])

@@ -19,7 +19,7 @@ from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.codec.event_json import plain_rows, row_lines
 from tidelog.codec.formats.base import OwnColumns
 from tidelog.codec.formats.typed import ColumnarFormat
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 
 EXTREMES: dict[str, list[Any]] = {
     "boolean": [True, False],

@@ -28,8 +28,8 @@ from tidelog.coordination.pipeline_rows import counting_files
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.delete import delete_events
 from tidelog.errors import UnavailableError
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.tasks import Task, TaskOutcome, run_task
 

@@ -255,7 +255,7 @@ def test_file_that_arrives_while_its_partition_is_dropped_is_shown(
         real(table, gone)
 
     monkeypatch.setattr(GlueTable, "_delete", delete)
-    assert home.erase("t", ids=["t-1"], prove=False)
+    assert home.delete("t", ["t-1"])
     home.purge("t")
     assert not arrivals
     assert sorted(partitions(glue, database)) == DAYS[:3]

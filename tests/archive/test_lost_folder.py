@@ -18,8 +18,8 @@ from tidelog.archive.generations import begin_backfill
 from tidelog.archive.status import Limits, read_status, troubles
 from tidelog.coordination.pipeline_rows import list_archives
 from tidelog.errors import FencedError, InvalidError, NotFoundError
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.tasks import LocalWorkers

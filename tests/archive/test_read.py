@@ -538,7 +538,7 @@ class DyingSink:
     def __init__(self, inner: Sink) -> None:
         self.writer, self.discard, self._inner = inner.writer, inner.discard, inner
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> int:
         self._inner.publish(manifest)
         raise UnavailableError("died")
 

@@ -26,7 +26,7 @@ from tidelog.connectors.archive import sink
 from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import counting_files
 from tidelog.home import World, create_home
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model.archive import RedoPart
 from tidelog.model.pipeline import FileEntry
 from tidelog.pipeline.pipeline import CycleReport

@@ -35,8 +35,8 @@ from tidelog.archive.tables import (
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.errors import InvalidError, UnavailableError
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.driver import Driver, DriverOptions

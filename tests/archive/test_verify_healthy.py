@@ -20,7 +20,7 @@ from tidelog.coordination.commits import read_manifests
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.erasure.delete import delete_events
 from tidelog.errors import NotFoundError
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Gap, Manifest
 from tidelog.store.local import LocalStore

@@ -267,7 +267,7 @@ def test_call_takes_over_from_a_reader_that_shows_nothing(home: Home, world: Wor
     append(home, "orders", 4)
     dead = home.consumer("orders", "billing")
     dead._leases._context.processes.is_dead = lambda _: False  # type: ignore[method-assign]
-    assert dead._leases.take_once(0)
+    assert dead._leases.acquire_once(0)
     handled: list[Event] = []
     handle = consumer_handler(handled.append, "billing", home=home.config, world=world)
     assert handle(NOTICE, None)["partitions"][0]["done"]

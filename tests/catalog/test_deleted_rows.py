@@ -14,7 +14,7 @@ from tests.support.homes import a_catalog
 from tidelog import Event
 from tidelog.catalog import sqlite as sqlite_module
 from tidelog.catalog.base import Catalog, Delete, Put, clear_deleted_rows
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 
 SECRET = b"a value that was erased"
 

@@ -44,9 +44,9 @@ def test_driver_that_joins_beside_a_take_over_stays_a_member() -> None:
     catalog.after_fence = later.join
     taker.take_over()
     assert sorted(taker.alive()) == sorted([taker.id, later.id])
-    assert not taker.may_take(later.id)
+    assert not taker.may_claim(later.id)
     later.beat()
-    assert taker.may_take(before.id), "it was stopped, so its partitions are free at once"
+    assert taker.may_claim(before.id), "it was stopped, so its partitions are free at once"
     with pytest.raises(FencedError):
         before.beat()
     assert before.id not in read_members(context, layout.pipeline_members("p"))
@@ -58,4 +58,4 @@ def test_two_take_overs_leave_the_later_driver_its_row() -> None:
     catalog.after_fence = second.take_over
     first.take_over()
     assert sorted(first.alive()) == sorted([first.id, second.id])
-    assert not first.may_take(second.id)
+    assert not first.may_claim(second.id)

@@ -219,9 +219,9 @@ def test_range_that_was_under_way_at_the_backup_is_not_doubled(tmp_path: Path) -
         pipeline = open_pipeline(home.context, archive, LocalWorkers(1))
         real = pipeline.sink.publish
 
-        def publish(manifest: Manifest) -> None:
+        def publish(manifest: Manifest) -> int:
             backup.catalog()  # between deciding and publishing
-            real(manifest)
+            return real(manifest)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline.sink, "publish", publish)

@@ -28,7 +28,7 @@ from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.ledger import read_erased, was_erased
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Begin

@@ -21,7 +21,7 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.tables import register_table
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.metadata_objects import event_values
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.testing.scheduler import Crash

@@ -21,7 +21,7 @@ from tidelog.coordination.pipeline_rows import counting_files
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.metadata_objects import event_values
 from tidelog.log.producer.append import Appender
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model.archive import Archive
 from tidelog.testing.scheduler import Crash
 

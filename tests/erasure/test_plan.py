@@ -37,7 +37,7 @@ def test_plan_of_a_topic_counts_what_the_erasure_deletes(home: Home) -> None:
         assert plan == ErasurePlan({"t/0": 2, "t/1": 3}, {"chained": 3, "raw": 3})
         assert plan.events == 5
     assert home.plan_erase("t", key=b"x") == ErasurePlan()
-    assert home.erase("t", key=b"a", prove=False).events == 5
+    assert home.delete("t", key=b"a").events == 5
     assert home.plan_erase("t", key=b"a").events == 0, "they are deleted"
 
 
@@ -47,7 +47,7 @@ def test_plan_of_a_topic_counts_what_only_archives_hold(home: Home) -> None:
     raw.run()
     home.trim("t", ToOffsets({0: 2, 1: 2}))
     assert home.plan_erase("t", key=b"a") == ErasurePlan({"t/0": 1, "t/1": 2}, {"raw": 3}, 3)
-    done = home.erase("t", key=b"a", prove=False)
+    done = home.delete("t", key=b"a")
     assert (done.events, done.archived) == (0, 3)
 
 

@@ -27,7 +27,7 @@ from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.journal.amend import Amender
 from tidelog.journal.lookup import Lookups
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model.archive import Archive
 from tidelog.settings import Settings
 

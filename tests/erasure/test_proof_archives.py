@@ -21,7 +21,7 @@ from tidelog.connectors.source import SourcePartition
 from tidelog.coordination.audit import AuditRecord, put_record
 from tidelog.erasure.proof import Trace
 from tidelog.errors import InvalidError
-from tidelog.maintenance import purge
+from tidelog.maintenance import erase as whole_erasure
 from tidelog.pipeline.failures import PipelineFailures, remove_failures
 from tidelog.testing.scheduler import Crash
 
@@ -298,7 +298,7 @@ def test_call_that_dies_before_its_proof_is_repeated(
             raise Crash
 
         with monkeypatch.context() as patch:
-            patch.setattr(purge, name, die)
+            patch.setattr(whole_erasure, name, die)
             with pytest.raises(Crash):
                 erase(home)
     proof = erase(home)

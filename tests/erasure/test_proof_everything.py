@@ -27,8 +27,8 @@ from tidelog.codec.parsers import FolderPaths, FolderSettings
 from tidelog.connectors.archive.staging import Spool
 from tidelog.coordination.pipeline_rows import list_pipelines
 from tidelog.erasure.proof import Trace
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.driver import Driver, DriverOptions

@@ -28,7 +28,7 @@ from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_steps import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat

@@ -12,7 +12,7 @@ from tidelog import Event, Home
 from tidelog.coordination.audit import Why
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.erasure.proof import Proof
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 
 WHY = Why("ada", "asked for")
 

@@ -21,7 +21,7 @@ from tidelog.erasure import proof_search as proof
 from tidelog.erasure.proof import Trace
 from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.journal.listing import MovedError, covering
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.topic import Run

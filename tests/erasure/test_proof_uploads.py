@@ -17,7 +17,7 @@ from tidelog.erasure import object_search
 from tidelog.erasure.delete import delete_key
 from tidelog.erasure.proof import Trace
 from tidelog.errors import InvalidError
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.store.base import Upload

@@ -26,8 +26,8 @@ from tidelog.catalog.base import ABSENT, Put
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archive, erase_from_archives
 from tidelog.errors import CorruptError, UnavailableError, UnknownOutcomeError
+from tidelog.maintenance.erase import erase_until_settled
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import erase_until_settled
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat

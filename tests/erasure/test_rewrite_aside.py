@@ -25,7 +25,7 @@ from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.errors import InvalidError
 from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.pipeline.forgotten_ranges import read_aside

@@ -19,7 +19,7 @@ from tidelog.codec.formats.avro import AvroFormat
 from tidelog.codec.formats.orc import OrcFormat
 from tidelog.codec.formats.parquet import ParquetFormat
 from tidelog.erasure.matcher import own_column
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model.archive import Archive
 
 EVENTS = 40

@@ -15,7 +15,7 @@ from tidelog.archive.verify_remedies import intent_remedy
 from tidelog.coordination.pipeline_rows import replay_pipeline
 from tidelog.erasure import unfinished_ranges
 from tidelog.erasure.unfinished_ranges import finish_remedy
-from tidelog.maintenance import purge
+from tidelog.maintenance import erase as whole_erasure
 from tidelog.model.archive import Archive
 from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.store.local import LocalStore
@@ -27,7 +27,7 @@ REPLAY = "run `tidelog archive dead daily --replay`"
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     monkeypatch.setattr(unfinished_ranges, "_WAIT_S", 0)
-    monkeypatch.setattr(purge, "WAIT_MS", 0)
+    monkeypatch.setattr(whole_erasure, "WAIT_MS", 0)
     with a_home(tmp_path) as made:
         made.create_topic("t", 1)
         made.append("t", [Event(b"no JSON", b"ada", "one"), Event(b"no JSON", b"bob", "two")])

@@ -22,7 +22,7 @@ ALLOWED = {
     ("journal/compile_steps.py", "_changes"): "in a write that expects the head",
     ("journal/amendment_writer.py", "_plan"): "in a write that expects the head",
     (
-        "log/maintenance/unused_objects.py",
+        "log/unused_objects.py",
         "list_unused",
     ): "in a write that expects the rows that named the objects",
     ("log/maintenance/strays.py", "_note"): "in a write that expects the head",

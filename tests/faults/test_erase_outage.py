@@ -198,7 +198,7 @@ def test_commit_whose_reply_is_lost_before_an_outage_is_not_called_unavailable()
         home.append("t", [_event(0)])
         member = Leases(home.context, home.topic("t"), "c", "earliest")
         member.join()
-        assert member.take_some(member.alive()) == [0]
+        assert member.acquire_share(member.alive()) == [0]
         for loses_reply, expected in ((False, UnavailableError), (True, UnknownOutcomeError)):
             net = Net(home.catalog.inner, 1, loses_reply)  # type: ignore[attr-defined]
             with through(home, net), pytest.raises(expected):

@@ -29,8 +29,8 @@ from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.erasure.rewrite_range import FileRewriter
 from tidelog.errors import CorruptError
 from tidelog.maintenance import pipeline_sweep as sweep
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import Archive
 from tidelog.pipeline.tasks import LocalWorkers

@@ -17,8 +17,8 @@ from tidelog.connectors.archive import sink as files
 from tidelog.connectors.archive.staging import publish_files
 from tidelog.errors import FencedError
 from tidelog.home import World, create_home
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.cycle import Cycle

@@ -16,7 +16,7 @@ from tidelog.connectors.archive.sink import ArchiveSink
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.coordination.pipeline_rows import read_intent, read_progress
 from tidelog.errors import NotFoundError, UnavailableError
-from tidelog.maintenance import purge
+from tidelog.maintenance import erase as whole_erasure
 from tidelog.model.archive import Archive
 from tidelog.pipeline.cycle import Cycle
 from tidelog.testing.scheduler import Crash
@@ -144,8 +144,8 @@ def test_delete_of_a_topic_that_has_begun_goes_on_once_its_archive_was_run(
     daily = an_archive(home, format="jsonlines", codec="none", format_settings={"mode": "events"})
     dies(home, daily, Cycle, "_finish")
     with monkeypatch.context() as patch:
-        patch.setattr(purge, "WAIT_MS", 0)
-        patch.setattr(purge, "finish_deletes", lambda *_: home.delete("t", "gone-7"))
+        patch.setattr(whole_erasure, "WAIT_MS", 0)
+        patch.setattr(whole_erasure, "finish_deletes", lambda *_: home.delete("t", "gone-7"))
         with pytest.raises(
             UnavailableError, match="run `tidelog archive run daily`, then delete the topic again"
         ):

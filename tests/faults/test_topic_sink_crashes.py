@@ -127,7 +127,7 @@ class World:
                 p: str(min(int(bounds[p].end), int(cycle.position(p)) + STEP)) for p in partitions
             }
             report = cycle.run(limits, bounds)
-            if report.taken:
+            if report.claimed_elsewhere:
                 return True
             for error in report.errors.values():
                 if isinstance(error, FencedError | CorruptError):

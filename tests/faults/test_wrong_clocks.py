@@ -77,7 +77,7 @@ def test_lease_of_a_one_shot_reader_that_died_is_taken_over_in_time(
 ) -> None:
     topic = house.topic()
     dead = member(on_host(house, ahead_s), topic)
-    assert dead.take_once(0)
+    assert dead.acquire_once(0)
     watching = member(on_host(house, 0, 2), topic)
     watching.join()
     assert not watching.take(0, watching.alive()), "it may be alive"
@@ -96,23 +96,23 @@ def test_one_shot_reader_does_not_rob_a_living_owner(house: House, ahead_s: floa
     assert living.take(0, living.alive())
     one_shot = member(on_host(house, ahead_s, 2), topic)
     for _ in range(10):
-        assert not one_shot.take_once(0), "its heartbeats go on"
+        assert not one_shot.acquire_once(0), "its heartbeats go on"
         house.clock.advance(0.8 * TTL_MS / 1000)
         living.beat()
     living.commit(0, 0)
     house.clock.advance(1.1 * TTL_MS / 1000)
-    assert not one_shot.take_once(0), "the last beat is new to it"
+    assert not one_shot.acquire_once(0), "the last beat is new to it"
     house.clock.advance(1.1 * TTL_MS / 1000)
-    assert one_shot.take_once(0), "it has seen no sign of the owner for the time to live"
+    assert one_shot.acquire_once(0), "it has seen no sign of the owner for the time to live"
 
 
 def test_one_shot_reader_that_works_keeps_its_lease(house: House) -> None:
     topic = house.topic()
     working = member(on_host(house, -3_600), topic)
-    assert working.take_once(0)
+    assert working.acquire_once(0)
     other = member(on_host(house, 3_600, 2), topic)
     for offset in range(10):
-        assert not other.take_once(0)
+        assert not other.acquire_once(0)
         house.clock.advance(TTL_MS / 1000)
         working.commit(0, offset)
 

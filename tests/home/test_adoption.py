@@ -31,8 +31,8 @@ from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.home import World, create_home, open_home
 from tidelog.identity import Identity, Location, adopt_identity, create_identity, locate, read_pair
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat

@@ -27,7 +27,7 @@ from tidelog.log import run_reader as contents
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.partition_reader import Reader, find_offset
 from tidelog.log.producer.append import Appender
-from tidelog.log.run_reader import Cut, describe_run, read_run
+from tidelog.log.run_reader import RunSelection, describe_run, read_run
 from tidelog.log.status import partition_states
 from tidelog.model.topic import Topic
 
@@ -102,7 +102,7 @@ def planned(context: Context, topic: Topic, start: int, end: int) -> Model:
     found: Model = {}
     for run in plan.runs:
         what = describe_run(topic.name, 0, run)
-        for rows in read_run(context.store, run, what, Cut(start, end), plan.amendments):
+        for rows in read_run(context.store, run, what, RunSelection(start, end), plan.amendments):
             values = rows.batch.column("value").to_pylist()
             for offset, value in zip(rows.offsets.tolist(), values, strict=True):
                 found[offset] = None if value is None else value.decode()

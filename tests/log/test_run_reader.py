@@ -16,7 +16,7 @@ from tidelog.codec import journal_file as journal_codec
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log import run_reader as contents
 from tidelog.log.partition_reader import Reader
-from tidelog.log.run_reader import Cut, EventRows, describe_run, fetch_run, read_run
+from tidelog.log.run_reader import EventRows, RunSelection, describe_run, fetch_run, read_run
 from tidelog.model.topic import Run
 from tidelog.store.base import Store
 
@@ -90,8 +90,8 @@ def test_any_part_of_a_journal(
         patch.setattr(journal_codec, "_GROUP_ROWS", GROUP)
         run = a_journal(house, *gone)
         data = fetch_run(house.store, run) if at_once else None
-        cut = Cut(start, end, pool=pool if ahead else None)
-        found = read_run(house.store, run, "w", cut, data=data)
+        selection = RunSelection(start, end, pool=pool if ahead else None)
+        found = read_run(house.store, run, "w", selection, data=data)
         wanted = [n for n in range(start, end) if n not in gone]
         assert checked(found, start, max(start, end)) == wanted
 
@@ -100,7 +100,7 @@ def test_an_emptied_journal_still_stands_for_its_offsets(house: House) -> None:
     run = a_journal(house, *range(COUNT))
     assert run.events == 0
     watched = Watched(house.store)
-    (rows,) = read_run(watched, run, "w", Cut(3, 50))  # type: ignore[arg-type]
+    (rows,) = read_run(watched, run, "w", RunSelection(3, 50))  # type: ignore[arg-type]
     assert (rows.base, rows.end, rows.batch.num_rows) == (3, 50, 0)
     assert watched.fetched == []
 
@@ -108,7 +108,7 @@ def test_an_emptied_journal_still_stands_for_its_offsets(house: House) -> None:
 def test_only_the_row_groups_of_the_range_are_fetched(house: House) -> None:
     run = a_journal(house)
     watched = Watched(house.store)
-    assert checked(read_run(watched, run, "w", Cut(20, 22)), 20, 22) == [20, 21]  # type: ignore[arg-type]
+    assert checked(read_run(watched, run, "w", RunSelection(20, 22)), 20, 22) == [20, 21]  # type: ignore[arg-type]
     assert len(watched.fetched) == 3, "the footer, and two row groups"
     assert run.journal is not None
     events = run.journal.footer  # that many bytes lie before it
@@ -120,7 +120,7 @@ def test_only_the_wanted_columns_are_fetched(house: House) -> None:
     all_of_it, few = Watched(house.store), Watched(house.store)
     list(read_run(all_of_it, run, "w"))  # type: ignore[arg-type]
     offsets: list[int] = []
-    for rows in read_run(few, run, "w", Cut(columns=["timestamp"])):  # type: ignore[arg-type]
+    for rows in read_run(few, run, "w", RunSelection(columns=["timestamp"])):  # type: ignore[arg-type]
         assert rows.batch.schema.names == ["timestamp"]
         offsets += rows.offsets.tolist()
     assert offsets == [n for n in range(COUNT) if n != 5]
@@ -130,8 +130,8 @@ def test_only_the_wanted_columns_are_fetched(house: House) -> None:
 def test_row_groups_that_nobody_wants_are_passed_over(house: House) -> None:
     run = a_journal(house, 5)
     watched = Watched(house.store)
-    cut = Cut(0, 50, skip=lambda group: not group.first <= 20 <= group.last)
-    found = list(read_run(watched, run, "w", cut))  # type: ignore[arg-type]
+    selection = RunSelection(0, 50, skip=lambda group: not group.first <= 20 <= group.last)
+    found = list(read_run(watched, run, "w", selection))  # type: ignore[arg-type]
     assert len(watched.fetched) == 2, "the footer, and one row group"
     offsets = checked(iter(found), 0, 50)
     assert 20 in offsets
@@ -165,7 +165,7 @@ def test_a_gone_object_comes_through(house: House) -> None:
     run = a_journal(house)
     house.store.delete([run.object])
     with ThreadPoolExecutor(2) as pool, pytest.raises(NotFoundError) as caught:
-        list(read_run(house.store, run, "w", Cut(pool=pool)))
+        list(read_run(house.store, run, "w", RunSelection(pool=pool)))
     assert caught.value.context["key"] == run.object
 
 
@@ -174,9 +174,15 @@ def test_a_piece_of_a_segment_in_parts(house: House) -> None:
     house.append(topic, [f"{n:03}" * 50 for n in range(10)])
     house.append(topic, [f"{n:03}" * 50 for n in range(10, 30)])
     (first, second) = Reader(house.context, topic, 0).runs(0)
-    assert checked(read_run(house.store, second, "w", Cut(5, 15)), 10, 15) == [10, 11, 12, 13, 14]
-    assert list(read_run(house.store, first, "w", Cut(10, 20))) == []
-    (rows,) = read_run(house.store, first, "w", Cut(columns=["value"]))
+    assert checked(read_run(house.store, second, "w", RunSelection(5, 15)), 10, 15) == [
+        10,
+        11,
+        12,
+        13,
+        14,
+    ]
+    assert list(read_run(house.store, first, "w", RunSelection(10, 20))) == []
+    (rows,) = read_run(house.store, first, "w", RunSelection(columns=["value"]))
     assert rows.batch.schema == pa.schema([("value", pa.binary())])
     assert rows.sparse is None
     # Bytes that were damaged on their way are fetched again; damage in the store is reported.

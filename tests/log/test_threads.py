@@ -217,7 +217,7 @@ def test_a_member_that_slept_notices_what_it_lost(home: Home) -> None:
     topic = home.topic("t")
     sleeper, other = (Leases(home.context, topic, "c", "earliest") for _ in range(2))
     sleeper.join()
-    sleeper.take_some(sleeper.alive())
+    sleeper.acquire_share(sleeper.alive())
     assert sorted(sleeper.held) == [0, 1]
     other.join()
     other.take(0, [other.id])  # as if the sleeper were dead

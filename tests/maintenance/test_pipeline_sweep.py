@@ -20,8 +20,8 @@ from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_intent, read_progress
 from tidelog.erasure.delete import delete_events
 from tidelog.errors import InvalidError, UnavailableError
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.model.archive import Archive
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions

@@ -31,7 +31,7 @@ from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 from tidelog.testing.scheduler import Crash

@@ -12,7 +12,7 @@ from tests.pipeline.test_cycle import Archive
 from tests.support.cut_workers import CutWorkers
 from tests.support.fake_pipelines import LinesSink, ListSource, listed
 from tests.support.races import race_two
-from tidelog.connectors.sink import RecordRefusedError, Written
+from tidelog.connectors.sink import RecordRefusedError, WriterResult
 from tidelog.connectors.source import DirectReader, SourcePartition, SourceRange, even_cuts
 from tidelog.context import Context
 from tidelog.coordination.commits import read_manifests
@@ -28,7 +28,7 @@ from tidelog.pipeline.ranges import (
     choose_cuts,
     divide_reader,
     in_waves,
-    join_cuts,
+    join_parts,
     parts_of,
     run_ranges,
 )
@@ -96,11 +96,11 @@ class FailingCut(CutWorkers):
     end: str = ""
 
     def _run(self, task: Task) -> TaskOutcome:
-        if task.cut != self.cut:
+        if task.part != self.cut:
             return run_task(task)
         if self.error is None:
             return run_task(replace(task, reader=task.reader.part(task.range.start, self.end)))  # type: ignore[attr-defined]
-        return TaskOutcome(task.range.partition, error=self.error, cut=task.cut)  # type: ignore[arg-type]
+        return TaskOutcome(task.range.partition, error=self.error, part=task.part)  # type: ignore[arg-type]
 
 
 def test_what_is_before_a_cut_that_failed_is_committed() -> None:
@@ -158,10 +158,10 @@ def test_refused_record_in_a_later_cut_ends_the_range_before_that_cut() -> None:
 def test_refused_record_in_the_first_cut_ends_the_range_before_it() -> None:
     class Refusing(CutWorkers):
         def _run(self, task: Task) -> TaskOutcome:
-            if int(task.range.limit) <= 4 or task.cut:
+            if int(task.range.limit) <= 4 or task.part:
                 return run_task(task)
             error = RecordRefusedError("no event", offset=4, time_ms=0)
-            return TaskOutcome(task.range.partition, error=error, cut=task.cut)
+            return TaskOutcome(task.range.partition, error=error, part=task.part)
 
     archive = CutArchive(ListSource(1, 40), Refusing(random.Random(1)))
     report = archive.run_once()
@@ -239,7 +239,7 @@ def test_cuts_outside_of_what_a_reader_reads_do_not_count() -> None:
 
 
 def _task(source: ListSource, cut: int, start: str, limit: str) -> Task:
-    return Task(source.reader(_range(start, limit)), None, "", cut=cut)  # type: ignore[arg-type]
+    return Task(source.reader(_range(start, limit)), None, "", part=cut)  # type: ignore[arg-type]
 
 
 def _file(offset: int) -> FileEntry:
@@ -247,15 +247,15 @@ def _file(offset: int) -> FileEntry:
 
 
 def _done(cut: int, end: str, offset: int) -> TaskOutcome:
-    staged = Written((_file(offset),), 1, 2, 3)
-    return TaskOutcome(PARTITION, TaskOutput(end, 6, staged), cut=cut)
+    staged = WriterResult((_file(offset),), 1, 2, 3)
+    return TaskOutcome(PARTITION, TaskOutput(end, 6, staged), part=cut)
 
 
 def test_outputs_of_cuts_add_up() -> None:
     source = ListSource(1, 40)
     tasks = [_task(source, 0, "0", "10"), _task(source, 1, "10", "20")]
-    found = join_cuts(tasks, [_done(0, "10", 1), _done(1, "20", 11)])
-    assert found.produced == TaskOutput("20", 12, Written((_file(1), _file(11)), 2, 4, 6))
+    found = join_parts(tasks, [_done(0, "10", 1), _done(1, "20", 11)])
+    assert found.produced == TaskOutput("20", 12, WriterResult((_file(1), _file(11)), 2, 4, 6))
     assert found.error is None
     assert found.unused == ()
 

@@ -80,7 +80,7 @@ class Archive:
                 for p in partitions
             }
             report = cycle.run(limits, bounds)
-            if report.taken:
+            if report.claimed_elsewhere:
                 return report
             if any(isinstance(error, LostError) for error in report.errors.values()):
                 return report
@@ -161,9 +161,9 @@ def test_driver_that_lost_a_partition_is_fenced_there() -> None:
     new.claim(partition, Begin("0", "earliest"))
     bounds = archive.source.bounds([partition])
     report = old.run({partition: "10"}, bounds)
-    assert (report.taken, report.events, report.errors) == ({partition}, 0, {})
+    assert (report.claimed_elsewhere, report.events, report.errors) == ({partition}, 0, {})
     assert not old.has_claimed(partition)
-    living = Cycle(context, old._pipeline, "careful", may_take=lambda owner: owner != new._owner)
+    living = Cycle(context, old._pipeline, "careful", may_claim=lambda owner: owner != new._owner)
     with pytest.raises(ClaimedError, match="another driver has it"):
         living.claim(partition, Begin("0", "earliest"))
     assert new.run({partition: "10"}, bounds).events > 0

@@ -261,7 +261,7 @@ def test_silent_driver_loses_its_partitions_and_commits_nothing_more(home: Home)
     home.check()
     stuck.go.set()
     first.join(60)
-    assert reports[0].taken == set(home.source.events)
+    assert reports[0].claimed_elsewhere == set(home.source.events)
     assert not reports[0].errors
     assert not any(report.committed for report in reports)
     assert read_failures(home.context, "inc") == {}
@@ -452,7 +452,7 @@ def test_driver_that_dies_after_any_call_is_taken_over(take_over: bool) -> None:
 def test_driver_that_stalls_in_a_take_over_does_no_harm(home: Home) -> None:
     """It has decided that the owner is dead, and writes after another one took the partition."""
     partition = SourcePartition("t", "0")
-    stalled = Cycle(home.context, home.pipeline, "stalled", may_take=lambda _: late())
+    stalled = Cycle(home.context, home.pipeline, "stalled", may_claim=lambda _: late())
     Cycle(home.context, home.pipeline, "dead").claim(partition, Begin("0", "earliest"))
     other = Cycle(home.context, home.pipeline, "other")
     taken: list[bool] = []

@@ -73,9 +73,9 @@ class WatchedSink(LinesSink):
         super().__init__(context.store)
         self._archive = archive
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> int:
         self._archive.publish(manifest)
-        super().publish(manifest)
+        return super().publish(manifest)
 
 
 def read_first(call: Callable[[], Any]) -> Future[Any]:

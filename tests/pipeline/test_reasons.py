@@ -26,7 +26,7 @@ from tidelog.erasure.event_search import matcher_of
 from tidelog.erasure.redaction import redact_reasons
 from tidelog.errors import NotFoundError
 from tidelog.journal import amend
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 
 SIGNS = ("#4711", "(x)", ",", " ")
 

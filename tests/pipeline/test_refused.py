@@ -22,12 +22,12 @@ from tidelog.archive.dead_letters import dead_letters
 from tidelog.archive.generations import drop_generation, promote
 from tidelog.archive.restore import RestoreOptions, open_restore
 from tidelog.codec.event_batch import batch_of, with_position
-from tidelog.connectors.archive.staging import CHANGED, accepted
+from tidelog.connectors.archive.dead_letters import CHANGED, split_refused
 from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events
 from tidelog.errors import InvalidError
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.limits import HEADERS_MAX, ID_BYTES_MAX, OWN_HEADERS_MAX, TIMESTAMP_MS_END
 from tidelog.pipeline.driver import Driver, DriverOptions
@@ -123,7 +123,7 @@ def test_text_that_is_not_utf8_is_a_dead_letter(home: Home, tmp_path: Path) -> N
 def test_times_outside_of_the_limits_are_not_accepted() -> None:
     times, header = [5, -1, TIMESTAMP_MS_END, 6], [("h", b"x")]
     rows = batch_of([times, [None, "", None, "i"], None, [b"v"] * 4, None, [header, None] * 2])
-    kept, refused = accepted(with_position(rows, "t", 0, 10))
+    kept, refused = split_refused(with_position(rows, "t", 0, 10))
     assert kept.column("offset").to_pylist() == [10, 13]
     assert refused is not None
     assert refused.column("offset").to_pylist() == [11, 12]

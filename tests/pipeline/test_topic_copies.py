@@ -19,7 +19,7 @@ from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import UnavailableError
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model import layout
 from tidelog.model.pipeline import Intent
 from tidelog.model.topic import encode_row

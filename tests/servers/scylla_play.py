@@ -97,7 +97,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenRows:
     """Where a batch is in the log."""
 
     stream: bytes
@@ -127,7 +127,7 @@ class Play:
         self.keyspace = f"play_{uuid.uuid4().hex[:12]}"
         self.chance = random.Random(seed)
         self.generations: dict[int, list[bytes]] = {}
-        self.written: list[Written] = []
+        self.written: list[WrittenRows] = []
         self._vnodes = vnodes
         self.session: Session = server.session(login=login)
         self.session.execute(
@@ -182,17 +182,17 @@ class Play:
                 (self.keyspace, time),
             )
 
-    def write(self, time_ms: int, *rows: Row, torn: int | None = None) -> Written:
+    def write(self, time_ms: int, *rows: Row, torn: int | None = None) -> WrittenRows:
         """One batch lands now, changed at a time; torn: without its rows from a number on."""
         start = max(each for each in self.generations if each <= time_ms)
         streams = self.generations[start]
         stream = streams[zlib.crc32(rows[0].region.encode()) % len(streams)]
-        made = Written(stream, self.timeuuid(time_ms), time_ms, rows)
+        made = WrittenRows(stream, self.timeuuid(time_ms), time_ms, rows)
         self.land(made, 0, len(rows) if torn is None else torn)
         self.written.append(made)
         return made
 
-    def land(self, made: Written, first: int, end: int) -> None:
+    def land(self, made: WrittenRows, first: int, end: int) -> None:
         """Some rows of a batch get into the log."""
         batch = BatchStatement(BatchType.UNLOGGED)
         for number, row in enumerate(made.rows[first:end], first):

@@ -65,7 +65,7 @@ from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import _ProofSearch
 from tidelog.errors import TidelogError
 from tidelog.journal import compile_steps
-from tidelog.maintenance import purge
+from tidelog.maintenance import erase as whole_erasure
 from tidelog.model import layout
 from tidelog.model.pipeline import Totals
 from tidelog.pipeline import cycle, gaps
@@ -282,7 +282,7 @@ def _erasure_counts_nothing(patch: Patch) -> None:
 
 def _erasure_leaves_kept_generations_out(patch: Patch) -> None:
     """Erasure and proof look at live generations alone."""
-    for module in (archived, erase, purge):
+    for module in (archived, erase, whole_erasure):
         of = module.reachable_archives_of
 
         def live(home: Any, topic: Any, of: Any = of) -> Any:
@@ -429,11 +429,13 @@ BUGS: Mapping[str, Bug] = {
     "erased offsets were never there": Bug(
         "P4a", copies_planted.erased_offsets_were_never_there, BackupsWorld
     ),
-    "a manifest misses a cut": Bug("P4a", cuts_planted.manifest_misses_a_cut, CutsWorld),
-    "a cut after a short one is published": Bug(
+    "a manifest misses a part of a range": Bug(
+        "P4a", cuts_planted.manifest_misses_a_part, CutsWorld
+    ),
+    "a part after a short one is published": Bug(
         "P4a", cuts_planted.cut_after_a_short_one_counts, CutsWorld
     ),
-    "a cut that failed is passed over": Bug(
+    "a part that failed is passed over": Bug(
         "P4a", cuts_planted.failed_cut_is_passed_over, CutsWorld
     ),
     "what is read ahead begins at the limit": Bug(

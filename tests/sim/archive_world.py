@@ -39,8 +39,8 @@ from tidelog.home import Home
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.topics import create_topic, delete_topic, find_topic
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.topic import Topic

@@ -38,8 +38,8 @@ from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotF
 from tidelog.home import Home
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.topics import create_topic, delete_topic, find_topic
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.pipeline.cycle import Cycle

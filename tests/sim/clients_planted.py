@@ -26,6 +26,7 @@ from tidelog.model.topic import Topic, encode_row
 __all__ = [
     "back_to_positions",
     "beat_whatever",
+    "close_late",
     "commit_polled_ahead",
     "commit_position",
     "commit_unless_remembered",
@@ -37,7 +38,6 @@ __all__ = [
     "release_without_version",
     "result_tells_the_flush",
     "run_without_putting_back",
-    "seal_when_started",
     "undo_after_errors",
     "upload_again",
     "yield_all",
@@ -187,7 +187,7 @@ def undo_after_errors(readers: dict[int, LeaseReader]) -> Iterator[None]:
         undo.__exit__(None, None, None)
 
 
-def seal_when_started(self: Producer) -> None:
+def close_late(self: Producer) -> None:
     """Takes a new flush after the start of the old one, unless that was interrupted."""
     if self._open.pending:
         self._queue.start(self._open)

@@ -30,7 +30,7 @@ from tests.sim.journal_raw import DELETED
 from tidelog.archive.archive import find_archive
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.codec.fields import FieldPaths
-from tidelog.connectors.sink import RangeWriter, Written
+from tidelog.connectors.sink import RangeWriter, WriterResult
 from tidelog.connectors.topic.sink import FieldedSink
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import list_pipelines
@@ -41,8 +41,8 @@ from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotF
 from tidelog.home import Home
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
+from tidelog.maintenance.erase import purge
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.purge import purge
 from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model.topic import Topic
 from tidelog.pipeline.driver import Driver, DriverOptions
@@ -93,7 +93,7 @@ class _RetimedWriter:
         index = batch.schema.get_field_index("timestamp")
         self.writer.write(batch.set_column(index, batch.schema.field(index), times))
 
-    def close(self) -> Written:
+    def close(self) -> WriterResult:
         return self.writer.close()
 
 

@@ -46,7 +46,7 @@ def commit_under_an_old_epoch(patch: Patch) -> None:
 
 def living_drivers_lose_partitions(patch: Patch) -> None:
     """A head gets a second owner while the first one is alive."""
-    patch.setattr(DriverMembers, "may_take", lambda self, owner: True)
+    patch.setattr(DriverMembers, "may_claim", lambda self, owner: True)
 
 
 def take_keeps_the_epoch(patch: Patch) -> None:

@@ -88,9 +88,6 @@ class Desk(JournalCalls):
     def _after_turns(self, context: Context, how: ScribeOptions) -> Callable[[Turn], Turn]:
         return lambda turn: turn  # there are no archives here
 
-    def _carry_updates(self, topic: str, ids: Iterable[str]) -> None:
-        raise NotImplementedError("there are no archives here")
-
     def delete(self, topic: str, ids: Iterable[str], *, why: str = "") -> AmendResult:
         """What ``Home.delete`` does in a topic without archives."""
         return self._amender(topic, why, None).delete(ids)

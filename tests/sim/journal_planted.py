@@ -35,10 +35,10 @@ from tidelog.journal.lookup import Lookup, Lookups
 from tidelog.journal.scribe import Scribe
 from tidelog.log.ledger import ErasedIds
 from tidelog.log.maintenance import object_references, obsolete_rows, sweep
-from tidelog.log.maintenance.unused_objects import ObjectUses
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.copier import Copier
 from tidelog.log.topics import read_head
+from tidelog.log.unused_objects import ObjectUses
 from tidelog.model import layout
 from tidelog.model.playback import Cursor
 from tidelog.model.topic import Head, HeldRow, Topic, decode_row, encode_row

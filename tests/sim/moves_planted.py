@@ -84,7 +84,7 @@ def pump_passes_late_events(patch: Patch) -> None:
 
 def promote_hides_gaps(patch: Patch) -> None:
     """A range counts what the live generation lacks, though it was read from the one before."""
-    patch.setattr(archive_source._Planned, "within", lambda *_: None)
+    patch.setattr(archive_source._RangePlan, "within", lambda *_: None)
 
 
 def folder_claims_what_never_was(patch: Patch) -> None:

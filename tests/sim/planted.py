@@ -56,13 +56,13 @@ from tidelog.log.consumer.leases import Lease, Leases, read_lease
 from tidelog.log.maintenance import lost_commits, obsolete_rows, sweep, verify
 from tidelog.log.maintenance.obsolete_rows import PRODUCER_EXPIRES_MS
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
-from tidelog.log.maintenance.unused_objects import ObjectUses
 from tidelog.log.notifier import CheckResult, Debounce, NotifyState
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.append_plan import AppendPlan, StoredSegment
 from tidelog.log.producer.copier import Copier
 from tidelog.log.producer.flush import EventFields, FlushFailures, SendFuture
 from tidelog.log.producer.producer import Producer
+from tidelog.log.unused_objects import ObjectUses
 from tidelog.model import layout
 from tidelog.model.topic import AppenderView, Head, JournalOrigin, Piece, Topic, encode_row
 from tidelog.store.base import ObjectInfo, exists_already
@@ -525,7 +525,7 @@ BUGS: dict[str, Bug] = {
     ),
     "one-shot lease by a foreign clock": _readers(
         "P3",
-        (Leases, "take_once", take_until),
+        (Leases, "acquire_once", take_until),
         (Leases, "_is_once_owner_dead", is_over_by_wall_clock),
     ),
     "refusal taken for existence": Bug("P7", refusing_clients, ClientsWorld),
@@ -547,7 +547,7 @@ BUGS: dict[str, Bug] = {
     "interrupted poll passes events": _signals(
         "P3", (consumer_module, "all_or_nothing", wrong.undo_after_errors)
     ),
-    "interrupted start of a flush": _signals("P1", (Producer, "_seal", wrong.seal_when_started)),
+    "interrupted start of a flush": _signals("P1", (Producer, "_close_flush", wrong.close_late)),
     "doubled release of a lease": _members(
         "P3", (Leases, "release", wrong.release_without_version)
     ),

@@ -38,7 +38,7 @@ __all__ = ["RebalanceWorld"]
 EVENTS = 40  # of each partition, from the beginning
 
 
-class Asked(_TrackedCatalog):
+class StalledDeleteCatalog(_TrackedCatalog):
     """The catalog of a call that deletes a consumer which a person was asked about; it stalls."""
 
     def __init__(self, context: Context, world: RebalanceWorld, lives: range) -> None:
@@ -169,7 +169,7 @@ class RebalanceWorld(ClientsWorld):
             with contextlib.suppress(*self.passing, InvalidError, NotFoundError):
                 before = self.lives
                 shown = consumer_version(context, topic, "c")
-                asked = Asked(context, self, range(before, self.lives + 1))
+                asked = StalledDeleteCatalog(context, self, range(before, self.lives + 1))
                 context.clock.sleep(self.random.uniform(0, 1))
                 noting = dataclasses.replace(context, catalog=asked)
                 delete_consumer(noting, topic, "c", force=self.chance(0.8), shown=shown)

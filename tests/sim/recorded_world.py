@@ -24,7 +24,7 @@ from tidelog.coordination.audit import (
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.consumer.handler import dead_letter_to
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 

@@ -28,7 +28,7 @@ from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.topics import find_topic
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic

@@ -38,7 +38,7 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_segment, encode_staged
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
-from tidelog.erasure.delete import DeleteResult, erase_strays
+from tidelog.erasure.delete import DeleteResult, delete_strays
 from tidelog.errors import ConflictError, CorruptError
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic
@@ -257,7 +257,7 @@ class RollbackWorld(SimWorld):
                 amender = Amender(context, Lookup(context, find_topic(context, "t")), Why("sim"))
                 before = {each.value for each in self.sent if each.key == key}
                 deleted = DeleteResult(amender.delete_key(key, lambda _: None).events)
-                erase_strays(context, amender, deleted, (), [key])
+                delete_strays(context, amender, deleted, (), [key])
                 self.erased |= before
 
     def compile(self) -> None:

@@ -155,7 +155,7 @@ class World(SimWorld):
             try:
                 member.beat()
                 living = member.alive()
-                member.take_some(living)
+                member.acquire_share(living)
                 excess = len(member.held) - member.fair_share(living)
                 for partition in sorted(member.held, reverse=True)[: max(0, excess)]:
                     member.release(partition)

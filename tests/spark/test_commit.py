@@ -27,7 +27,7 @@ from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.copier import Copier, append_staged
 from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import create_topic, delete_topic, find_topic
-from tidelog.maintenance.purge import purge
+from tidelog.maintenance.erase import purge
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.times import Backoff

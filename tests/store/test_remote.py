@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from botocore.credentials import RefreshableCredentials
 
-from tests.support.answers import Answer, AnsweringServer, Asked, answering, s3_error
+from tests.support.answers import Answer, AnsweringServer, AskedRequest, answering, s3_error
 from tests.support.homes import a_store
 from tidelog.clock import SystemClock
 from tidelog.errors import (
@@ -208,7 +208,7 @@ def test_hung_connection_is_left_after_its_time_out(
     hung = Fixture(world.server)
     release = __import__("threading").Event()
 
-    def hang(_: Asked) -> Answer:
+    def hang(_: AskedRequest) -> Answer:
         release.wait(60)
         return HTML
 

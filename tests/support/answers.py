@@ -20,7 +20,7 @@ class Answer:
 
 
 @dataclass
-class Asked:
+class AskedRequest:
     """One HTTP request as it arrived."""
 
     method: str
@@ -31,9 +31,9 @@ class Asked:
 class AnsweringServer:
     """Answers every request by a function, and keeps what was asked."""
 
-    def __init__(self, answer: Callable[[Asked], Answer]) -> None:
+    def __init__(self, answer: Callable[[AskedRequest], Answer]) -> None:
         self.answer = answer
-        self.asked: list[Asked] = []
+        self.asked: list[AskedRequest] = []
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -45,7 +45,7 @@ class AnsweringServer:
             def handle_any(self) -> None:
                 self.rfile.read(int(self.headers.get("content-length") or 0))
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                asked = Asked(self.command, self.path, headers)
+                asked = AskedRequest(self.command, self.path, headers)
                 outer.asked.append(asked)
                 reply = outer.answer(asked)
                 self.send_response(reply.status)
@@ -71,7 +71,7 @@ class AnsweringServer:
 
 
 @contextlib.contextmanager
-def answering(answer: Callable[[Asked], Answer]) -> Iterator[AnsweringServer]:
+def answering(answer: Callable[[AskedRequest], Answer]) -> Iterator[AnsweringServer]:
     """Such a server for the length of a block."""
     server = AnsweringServer(answer)
     try:

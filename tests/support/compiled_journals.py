@@ -13,9 +13,9 @@ from tidelog.context import Context
 from tidelog.errors import ConflictError, UnknownOutcomeError
 from tidelog.journal.compile import CompileReport, PartitionCompile, compile_topic
 from tidelog.journal.compile_steps import CompilePolicy, make_journals
-from tidelog.log.maintenance.unused_objects import list_unused
 from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import read_head
+from tidelog.log.unused_objects import list_unused
 from tidelog.model import layout
 from tidelog.model.topic import Amendment, Run, Topic, decode_row, encode_row
 from tidelog.testing.faults import Faults

@@ -36,12 +36,12 @@ class CutWorkers:
 
     def _run(self, task: Task) -> TaskOutcome:
         self.tasks += 1
-        self.cuts += task.cut > 0
+        self.cuts += task.part > 0
         if self.random.random() < self.fails:
             self.failed += 1
             run_task(task)  # what it has staged is lost with its machine
             partition = task.range.partition
-            return TaskOutcome(partition, error=UnavailableError("executor lost"), cut=task.cut)
+            return TaskOutcome(partition, error=UnavailableError("executor lost"), part=task.part)
         if self.random.random() < self.ends_early:
             early = _EarlyEnd(task.reader)
             done = run_task(replace(task, reader=early))

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidelog.codec.event_batch import table_of, with_position
 from tidelog.connectors.archive.staging import discard_files, publish_files
-from tidelog.connectors.sink import Written
+from tidelog.connectors.sink import WriterResult
 from tidelog.connectors.source import (
     Bounds,
     Chunk,
@@ -94,7 +94,7 @@ class LinesWriter:
         ):
             self._rows[DATES[offset % len(DATES)]].append((offset, value.decode()))
 
-    def close(self) -> Written:
+    def close(self) -> WriterResult:
         files = []
         for number, (date, rows) in enumerate(sorted(self._rows.items())):
             data = msgspec.json.encode(rows)
@@ -114,7 +114,7 @@ class LinesWriter:
                     last_ms=0,
                 )
             )
-        return Written(tuple(files), sum(file.events for file in files))
+        return WriterResult(tuple(files), sum(file.events for file in files))
 
 
 class LinesSink:
@@ -126,8 +126,9 @@ class LinesSink:
     def writer(self, partition: str, staging: str) -> LinesWriter:
         return LinesWriter(self._store, partition, staging)
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> int:
         publish_files(self._store, manifest.files)
+        return 0
 
     def discard(self, manifest: Manifest) -> None:
         discard_files(self._store, manifest.files)

@@ -50,6 +50,6 @@ def stage(
         end=str(ordinal + read),
         ordinal=ordinal,
         read=read,
-        written=written.written,
+        written=written.events,
         files=written.files,
     )

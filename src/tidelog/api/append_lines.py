@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,16 +16,15 @@ from typing import Any, BinaryIO, Literal, Protocol, TypedDict, Unpack
 import msgspec
 import pyarrow as pa
 
+from tidelog.api.base import HomeBase
 from tidelog.api.input_lines import InputLines, LinesReader
 from tidelog.codec.event_json import event_of_line
 from tidelog.codec.fields import CsvRows, FieldPaths, JsonLines
-from tidelog.context import Context
 from tidelog.errors import FailedError, InvalidError, PartialAppendError, TidelogError
 from tidelog.log.producer.flush import SendFuture
-from tidelog.log.producer.producer import Producer
 from tidelog.log.topics import find_target
 from tidelog.model.decoding import decode_msgpack
-from tidelog.model.event import Event, Headers, Positions, check_event, check_timestamp
+from tidelog.model.event import Event, Headers, check_event, check_timestamp
 from tidelog.settings import check_options
 
 __all__ = ["LineCalls", "LineCounts", "LineOptions", "line_appender"]
@@ -78,20 +76,8 @@ class LineOptions(TypedDict, total=False):
     progress: Callable[[LineCounts], None]  # called with the same counts at each step
 
 
-class LineCalls(ABC):
+class LineCalls(HomeBase):
     """The part of ``Home`` that appends lines."""
-
-    context: Context
-
-    @abstractmethod
-    def append(
-        self, topic: str, events: list[Event] | pa.Table, *, if_absent: bool = False
-    ) -> Positions:
-        """Stores many events."""
-
-    @abstractmethod
-    def producer(self, topic: str, name: str | None = None) -> Producer:
-        """Returns a producer."""
 
     def append_lines(
         self, topic: str, source: BinaryIO, **options: Unpack[LineOptions]

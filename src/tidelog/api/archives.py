@@ -13,18 +13,17 @@ from typing import Literal, Unpack
 
 import msgspec
 
-from tidelog.api.archive_actions import (
+from tidelog.api.archive_erasure import ErasableArchive
+from tidelog.api.archive_options import (
     ArchiveRunOptions,
     BackfillOptions,
     DeadLetterOptions,
-    ErasableArchive,
     RecordedRunOptions,
     RedoOptions,
-    RunMetrics,
-    send_statsd,
 )
 from tidelog.api.archive_view import ArchiveTables, record_archive_action
 from tidelog.api.pipelines import RunOptions, RunResult, driver_options, run_pipeline, shown_address
+from tidelog.api.run_metrics import RunMetrics, send_statsd
 from tidelog.api.spark_workers import open_workers
 from tidelog.archive.archive import (
     ArchiveKind,
@@ -46,7 +45,7 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.metrics import metrics_text
 from tidelog.archive.redo import RedoPlan, plan_redo
 from tidelog.archive.restore import RestoreOptions, open_restore
-from tidelog.archive.tables import register
+from tidelog.archive.tables import register, register_archive
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import waits
 from tidelog.context import Context
@@ -210,7 +209,7 @@ class ArchiveHandle(ErasableArchive):
             on_cycle(report)
         with contained(f"archive `{self.name}`", options.get("on_error", _ignore)):
             if report.committed:  # a table that fails is brought up to date after the next cycle
-                register(self._context, find_archive(self._context, self.name))
+                register_archive(self._context, self.name)
 
     def _promoted_since(self, before: Archive) -> int | None:
         """Returns the live generation where that is another one than before."""

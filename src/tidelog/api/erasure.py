@@ -7,71 +7,61 @@ same steps as for an erasure.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from tidelog.api.journal import unknown_id
+from tidelog.api.base import HomeBase
 from tidelog.context import Context
-from tidelog.coordination.audit import Owner, Why
+from tidelog.coordination.audit import Owner
 from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.coordination.registry import check_shown
-from tidelog.errors import InvalidError
-from tidelog.journal.amend import Amender
-from tidelog.journal.lookup import Lookups, check_id
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import defaults
+from tidelog.model.event import id_list
 from tidelog.model.times import duration_ms
-from tidelog.model.topic import Topic
 from tidelog.settings import check_options
 
 if TYPE_CHECKING:
     from tidelog.erasure.delete import DeleteResult, ErasurePlan
     from tidelog.erasure.proof import Proof
     from tidelog.erasure.updates import ArchiveUpdate
-    from tidelog.maintenance.purge import Erasure, ErasureWatch
+    from tidelog.maintenance.erase import Erasure, ErasureWatch
 
-__all__ = ["EraseOptions", "ErasureCalls", "ProveOptions"]
+__all__ = ["DeleteOptions", "EraseOptions", "ErasureCalls", "ProveOptions"]
 
 
-class ProveOptions(TypedDict, total=False):
-    """How bytes are removed and searched for."""
+class _TaskOptions(TypedDict, total=False):
+    """Who does something to events, and on which machines."""
 
     who: str | None  # for the audit; default: user@host
-    wait: str | int | None  # for ranges of archives under way; default: 10 seconds
-    watch: ErasureWatch | None  # follows it, and may stop it
     spark: str | None  # Spark master; tasks there search and rewrite files of archives
     spark_conf: Mapping[str, str] | None  # settings of Spark
 
 
-class EraseOptions(ProveOptions, total=False):
-    """How events are erased."""
+class DeleteOptions(_TaskOptions, total=False):
+    """How events are deleted."""
 
-    incarnation: str  # erase from this topic only, and from no other that has the name now
-    progress: Callable[[int], None]  # gets the bytes of each step of a search by key
+    incarnation: str  # delete from this topic only, and from no other that has the name now
+    progress: Callable[[int], None] | None  # gets the bytes of each step of a search by key
 
 
-class ErasureCalls(ABC):
+class ProveOptions(_TaskOptions, total=False):
+    """How bytes are removed and searched for."""
+
+    wait: str | int | None  # for ranges of archives under way; default: 10 seconds
+    watch: ErasureWatch | None  # follows it, and may stop it
+
+
+class EraseOptions(DeleteOptions, total=False):
+    """How events are erased: deleted, removed and searched for."""
+
+    wait: str | int | None  # as in ``ProveOptions``
+    watch: ErasureWatch | None
+
+
+class ErasureCalls(HomeBase):
     """Erasure of events with its proof, and updates of archived events."""
-
-    context: Context
-    _lookups: Lookups
-
-    @abstractmethod
-    def topic(self, name: str) -> Topic:
-        """Returns the topic with a name. Raises ``NotFoundError``."""
-
-    @abstractmethod
-    def amender(self, topic: str, why: Why) -> Amender:
-        """What amends events of a topic."""
-
-    @abstractmethod
-    def reason(self, why: str = "", who: str | None = None) -> Why:
-        """What audit records say of a call."""
-
-    @abstractmethod
-    def _with_tasks(self, name: str, spark: str | None, conf: Mapping[str, str] | None) -> Context:
-        """The context, with tasks on Spark if a master is given."""
 
     def plan_erase(
         self,
@@ -95,34 +85,10 @@ class ErasureCalls(ABC):
         """
         from tidelog.erasure.delete import plan_erasure
 
-        wanted = [ids] if isinstance(ids, str) else list(ids)
+        wanted = id_list(ids)
         lookup = self._lookups.of(self.topic(topic))
         told = progress or (lambda _: None)
         return plan_erasure(self.context, lookup, wanted, key, told, archives=archives)
-
-    @overload
-    def erase(
-        self,
-        topic: str,
-        ids: str | Iterable[str] = ...,
-        *,
-        key: bytes | None = ...,
-        why: str = ...,
-        prove: Literal[True] = ...,
-        **options: Unpack[EraseOptions],
-    ) -> Proof: ...
-
-    @overload
-    def erase(
-        self,
-        topic: str,
-        ids: str | Iterable[str] = ...,
-        *,
-        key: bytes | None = ...,
-        why: str = ...,
-        prove: Literal[False],
-        **options: Unpack[EraseOptions],
-    ) -> DeleteResult: ...
 
     def erase(
         self,
@@ -131,9 +97,8 @@ class ErasureCalls(ABC):
         *,
         key: bytes | None = None,
         why: str = "",
-        prove: bool = True,
         **options: Unpack[EraseOptions],
-    ) -> Proof | DeleteResult:
+    ) -> Proof:
         """Erases events for good, from a topic and its archives, and returns the proof.
 
         Give ids, or the key of the events. All readers stop seeing them, the topic is compiled,
@@ -143,34 +108,24 @@ class ErasureCalls(ABC):
         none. With ``spark``, a Spark master, tasks there read, search and rewrite.
 
         ``why`` and the proof's hash go to the audit, and ``Proof.save`` writes the proof to a file.
-        With ``prove=False`` it returns once the events are deleted; maintenance removes their bytes
-        later. An erasure that fails can be repeated.
+        To hide events now and let maintenance remove their bytes, use :meth:`delete`. An erasure
+        that fails can be repeated.
 
         >>> proof = home.erase("orders", ["order-2", "order-9"], why="request 1234")
         >>> proof.is_erased, proof.deleted.events, proof.deleted.missing
         (True, 1, ('order-9',))
         """
-        from tidelog.maintenance.purge import (
-            ErasureWatch,
-            TopicEvents,
-            delete_from_topic,
-            erase_and_prove,
-        )
+        from tidelog.maintenance.erase import ErasureWatch, TopicEvents, erase_and_prove
 
         check_options("erase", options, EraseOptions, self.erase)
-        wanted = [ids] if isinstance(ids, str) else list(ids)
+        wanted = id_list(ids)
         if bool(wanted) == (key is not None):
             raise _ids_or_key("erase")
         events = TopicEvents(wanted, () if key is None else (key,))
-        shown = options.get("incarnation", "")
-        check_shown(f"topic `{topic}`", shown, self.topic(topic).incarnation)
+        context = self._context_of(topic, options)
         open_amender = partial(self.amender, topic, self.reason(why, options.get("who")))
-        spark, conf = options.get("spark"), options.get("spark_conf")
-        context = self._with_tasks(f"erase {topic}", spark, conf)
-        progress = options.get("progress", _ignore)
-        if not prove:
-            return delete_from_topic(context, open_amender(), events, progress)
         wait_ms, watch = _wait_ms(options), options.get("watch") or ErasureWatch()
+        progress = options.get("progress") or _ignore
         return erase_and_prove(context, open_amender, events, wait_ms, watch, progress)
 
     def purge_and_prove(
@@ -190,16 +145,16 @@ class ErasureCalls(ABC):
         and keys, for the proof: what it did not find, but a recovery of the topic would append, is
         then deleted too.
 
-        >>> deleted = home.erase("orders", ids=["order-2"], prove=False)
+        >>> deleted = home.delete("orders", ["order-2"])
         >>> home.purge_and_prove("orders", ids=["order-2"], deleted=deleted).is_erased
         True
         """
-        from tidelog.maintenance.purge import ErasureWatch, TopicEvents, purge_and_prove
+        from tidelog.maintenance.erase import ErasureWatch, TopicEvents, purge_and_prove
 
         check_options("purge_and_prove", options, ProveOptions, self.purge_and_prove)
         spark, conf = options.get("spark"), options.get("spark_conf")
         context = self._with_tasks(f"erase {topic}", spark, conf)
-        events = TopicEvents([ids] if isinstance(ids, str) else list(ids), list(keys))
+        events = TopicEvents(id_list(ids), list(keys))
         amender = self.amender(topic, self.reason(why, options.get("who")))
         wait_ms, watch = _wait_ms(options), options.get("watch") or ErasureWatch()
         return purge_and_prove(context, amender, events, wait_ms, watch, deleted)
@@ -211,40 +166,42 @@ class ErasureCalls(ABC):
         *,
         key: bytes | None = None,
         why: str = "",
-        who: str | None = None,
+        **options: Unpack[DeleteOptions],
     ) -> DeleteResult:
         """Hides all events that have one of these ids, or a key, from readers; bytes go later.
 
         Give ids, or ``key``, as to :meth:`delete_key`. No reader that starts after this returned
         sees the events. Maintenance removes their bytes from the topic and from files of archives;
-        ``erase`` does so at once, and proves it. For a single id, raises ``NotFoundError`` if there
-        is no such event. For several, the result lists the ids without an event.
+        :meth:`erase` does so at once, and proves it. For a single id, raises ``NotFoundError`` if
+        neither the topic nor its archives have such an event. For several, the result lists the ids
+        without an event. With ``spark``, a Spark master, tasks there search files of archives.
 
         >>> home.delete("orders", ["order-2", "order-3"], why="entered twice").events
         2
         """
+        from tidelog.erasure.delete import DeleteResult, delete_events
+
         if (ids is None) == (key is None):
             raise _ids_or_key("delete")
         if key is not None:
-            return self.delete_key(topic, key, why=why, who=who)
-        wanted = [ids] if isinstance(ids, str) else list(ids or ())
-        for each in wanted:
-            check_id(each)
+            return self.delete_key(topic, key, why=why, **options)
+        check_options("delete", options, DeleteOptions, self.delete)
+        wanted = id_list(() if ids is None else ids)
+        context = self._context_of(topic, options)
         if not wanted:
-            return _nothing_deleted(self.topic(topic))
-        done = self.erase(topic, ids=wanted, why=why, who=who, prove=False)
+            return DeleteResult()
+        amender = self.amender(topic, self.reason(why, options.get("who")))
+        done = delete_events(context, amender, wanted)
         if isinstance(ids, str) and done.missing:
-            raise unknown_id(topic, ids, "nothing was deleted")
+            raise NotFoundError(
+                f"topic `{topic}`: has no event with id `{ids[:200]}`, nor have its archives: "
+                "nothing was deleted: check the id",
+                topic=topic,
+            )
         return done
 
     def delete_key(
-        self,
-        topic: str,
-        key: bytes,
-        *,
-        why: str = "",
-        who: str | None = None,
-        progress: Callable[[int], None] | None = None,
+        self, topic: str, key: bytes, *, why: str = "", **options: Unpack[DeleteOptions]
     ) -> DeleteResult:
         """Deletes all events that have this key, up to the current ends, as ``delete`` does.
 
@@ -253,10 +210,14 @@ class ErasureCalls(ABC):
         >>> home.delete_key("orders", b"customer-1").events
         2
         """
+        from tidelog.erasure.delete import delete_key
+
+        check_options("delete", options, DeleteOptions, self.delete_key)
         if not isinstance(key, bytes):
             raise InvalidError(f"key: is {type(key).__name__}: give bytes")
-        how = EraseOptions(who=who, progress=progress or _ignore)
-        return self.erase(topic, key=key, why=why, prove=False, **how)
+        context = self._context_of(topic, options)
+        amender = self.amender(topic, self.reason(why, options.get("who")))
+        return delete_key(context, amender, key, options.get("progress") or _ignore)
 
     def purge(
         self,
@@ -279,7 +240,7 @@ class ErasureCalls(ABC):
         >>> home.purge("orders").compiled.journals
         1
         """
-        from tidelog.maintenance.purge import purge
+        from tidelog.maintenance.erase import purge
 
         context = self._with_tasks(f"erase {topic}", spark, spark_conf)
         return purge(context, self.topic(topic), duration_ms(grace), duration_ms(wait), watch)
@@ -305,7 +266,7 @@ class ErasureCalls(ABC):
         """
         from tidelog.erasure.proof_search import prove_erased
 
-        wanted = [ids] if isinstance(ids, str) else list(ids)
+        wanted = id_list(ids)
         found = self.topic(topic)
         context = self._with_tasks(f"prove {topic}", spark, spark_conf)
         return prove_erased(context, found, wanted, list(keys), progress or _ignore)
@@ -334,6 +295,12 @@ class ErasureCalls(ABC):
 
         return is_recorded(self.context, self._proved(proof), proof)
 
+    def _context_of(self, topic: str, options: DeleteOptions | EraseOptions) -> Context:
+        """Returns what a delete works with. Raises ``NotFoundError`` without the shown topic."""
+        shown = options.get("incarnation", "")
+        check_shown(f"topic `{topic}`", shown, self.topic(topic).incarnation)
+        return self._with_tasks(f"erase {topic}", options.get("spark"), options.get("spark_conf"))
+
     def _proved(self, proof: Proof) -> Owner:
         """Returns the topic or archive that a proof is about."""
         if proof.archive:
@@ -354,11 +321,11 @@ class ErasureCalls(ABC):
         """
         from tidelog.erasure.updates import update_archives
 
-        wanted = [ids] if isinstance(ids, str) else list(ids)
+        wanted = id_list(ids)
         return update_archives(self.context, self._lookups.of(self.topic(topic)), wanted)
 
 
-def _wait_ms(options: ProveOptions) -> int:
+def _wait_ms(options: ProveOptions | EraseOptions) -> int:
     return duration_ms(options.get("wait") or defaults.ERASE_WAIT)
 
 
@@ -368,10 +335,3 @@ def _ids_or_key(call: str) -> InvalidError:
 
 def _ignore(_: object) -> None:
     """A report that has no reader."""
-
-
-def _nothing_deleted(topic: Topic) -> DeleteResult:
-    """Returns the result of a delete of no ids from a topic that exists."""
-    from tidelog.erasure.delete import DeleteResult
-
-    return DeleteResult()

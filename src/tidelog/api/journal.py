@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
+from tidelog.api.base import HomeBase
 from tidelog.concurrency import TaskRunner
 from tidelog.context import Context
 from tidelog.coordination.audit import (
     Action,
     AuditRecord,
-    Why,
     read_actions,
     read_audit,
     record_action,
@@ -37,7 +35,7 @@ from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
 from tidelog.settings import check_options
 
-__all__ = ["CompileOptions", "JournalCalls", "presign_s", "unknown_id"]
+__all__ = ["CompileOptions", "JournalCalls", "presign_s"]
 
 
 class CompileOptions(TypedDict, total=False):
@@ -47,25 +45,8 @@ class CompileOptions(TypedDict, total=False):
     on_swap: Callable[[CompileReport], None]  # gets what each swap did
 
 
-class JournalCalls(ABC):
+class JournalCalls(HomeBase):
     """Lookup, update, delete, and their audit."""
-
-    context: Context
-    _pool: Executor
-    _lookups: Lookups
-    _who: str  # the default author in audit records
-
-    @abstractmethod
-    def topic(self, name: str) -> Topic:
-        """Returns the topic of this name. Raises ``NotFoundError``."""
-
-    @abstractmethod
-    def _carry_updates(self, topic: str, ids: Iterable[str]) -> None:
-        """Gives archived events the values that the topic has now."""
-
-    @abstractmethod
-    def _after_turns(self, context: Context, how: ScribeOptions) -> Callable[[Turn], Turn]:
-        """Returns what a scribe does after each turn over topics."""
 
     def get(self, topic: str, id: str) -> Event:
         """Returns the newest event that has this id. Raises ``NotFoundError``.
@@ -109,9 +90,13 @@ class JournalCalls(ABC):
         """
         amended = self._amender(topic, why, who).update({id: value})
         if amended.missing:
-            raise unknown_id(topic, id, "nothing was updated")
+            raise NotFoundError(
+                f"topic `{topic}`: has no event with id `{id[:200]}`: nothing was updated; it may "
+                "have been deleted or trimmed: check the id",
+                topic=topic,
+            )
         if archives:
-            self._carry_updates(topic, [id])
+            self.update_archives(topic, [id])
 
     def update_many(
         self,
@@ -311,24 +296,6 @@ class JournalCalls(ABC):
             return [each for each in list_topics(self.context) if each.state == "ready"]
         return [self.topic(each) for each in topics]
 
-    def spark_tasks(self, spark: str, spark_conf: Mapping[str, str] | None = None) -> TaskRunner:
-        """Returns what runs the heavy work of a scribe on Spark: pass it to :meth:`scribe`.
-
-        ``spark`` is a Spark master. The session starts with the first work.
-
-        >>> scribe = home.scribe(tasks=home.spark_tasks("local[*]"))
-        """
-        from tidelog.api.spark_workers import spark_tasks  # noqa: PLC0415 - Spark loads slowly
-
-        return spark_tasks("scribe", spark, spark_conf)
-
-    def _with_tasks(self, name: str, spark: str | None, conf: Mapping[str, str] | None) -> Context:
-        if spark is None:
-            return self.context
-        from tidelog.api.spark_workers import spark_tasks  # noqa: PLC0415 - Spark loads slowly
-
-        return replace(self.context, tasks=spark_tasks(name, spark, conf))
-
     def scribe(
         self,
         how: ScribeOptions | None = None,
@@ -356,21 +323,11 @@ class JournalCalls(ABC):
         """
         return self.scribe(how).once()
 
-    def reason(self, why: str = "", who: str | None = None) -> Why:
-        """Returns the author and reason for audit records; by default the user at this host.
+    def _after_turns(self, context: Context, how: ScribeOptions) -> Callable[[Turn], Turn]:
+        """Returns what a scribe does after each turn over topics."""
+        from tidelog.maintenance import turn  # noqa: PLC0415 - archives load slowly
 
-        >>> home.reason("wrong price", "anna").who
-        'anna'
-        """
-        return Why(self._who if who is None else who, why)
-
-    def amender(self, topic: str, why: Why) -> Amender:
-        """Returns an object that amends events of a topic. Raises ``NotFoundError``.
-
-        >>> home.amender("orders", home.reason("wrong price")).update({"order-1": b"{}"}).events
-        1
-        """
-        return Amender(self.context, self._lookups.of(self.topic(topic)), why, self._pool)
+        return turn.ArchiveTurns(context, how)
 
     def _amender(self, topic: str, why: str, who: str | None) -> Amender:
         return self.amender(topic, self.reason(why, who))
@@ -384,12 +341,3 @@ def presign_s(text: str | int) -> int:
             f"presign `{text}`: give 1s to {PRESIGN_SECONDS_MAX // 86_400}d: no store signs longer"
         )
     return seconds
-
-
-def unknown_id(topic: str, id: str, what: str) -> NotFoundError:
-    """Returns the error of a call that names an id without an event."""
-    return NotFoundError(
-        f"topic `{topic}`: has no event with id `{id[:200]}`: {what}; it may have been deleted or "
-        "trimmed: check the id",
-        topic=topic,
-    )

@@ -7,23 +7,19 @@ Archives and pipelines are imported when they are needed: that takes longer than
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime
 from typing import TypedDict, Unpack
 
-from tidelog.catalog import Catalog
+from tidelog.api.base import HomeBase
 from tidelog.catalog.base import freeing
-from tidelog.concurrency import TaskRunner
-from tidelog.context import Context
 from tidelog.coordination.audit import record_action
 from tidelog.coordination.jobs import Jobs, SupervisedPart
 from tidelog.coordination.registry import check_shown
 from tidelog.errors import InvalidError
 from tidelog.journal.compile_steps import CompilePolicy
-from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
+from tidelog.journal.scribe import ScribeOptions, Turn
 from tidelog.log.late_readers import Past, check_readers
 from tidelog.log.maintenance.incarnations import inspect_home
 from tidelog.log.maintenance.sweep import SweepReport
@@ -41,9 +37,7 @@ from tidelog.log.status import read_heads
 from tidelog.model import defaults
 from tidelog.model.event import check_timestamp
 from tidelog.model.times import duration_ms
-from tidelog.model.topic import Topic
 from tidelog.settings import check_options
-from tidelog.store import Store
 from tidelog.store.wrappers import CachedStore
 
 __all__ = ["MaintenanceCalls", "TrimOptions"]
@@ -61,46 +55,8 @@ class TrimOptions(TypedDict, total=False):
 _TRIM_TO = "`before` (a time), `to` (tidelog.ToOffsets({0: 50}) or tidelog.KeepBytes), past_readers"
 
 
-class MaintenanceCalls(ABC):
+class MaintenanceCalls(HomeBase):
     """One turn of maintenance, the drivers of all pipelines, trims, sweeps and checks."""
-
-    context: Context
-    _pool: Executor
-
-    @property
-    @abstractmethod
-    def store(self) -> Store:
-        """Where objects are."""
-
-    @property
-    @abstractmethod
-    def catalog(self) -> Catalog:
-        """Where rows are."""
-
-    @abstractmethod
-    def _check_open(self) -> None:
-        """Raises ``InvalidError`` once the home is closed."""
-
-    @abstractmethod
-    def topic(self, name: str) -> Topic:
-        """Returns the topic with a name. Raises ``NotFoundError``."""
-
-    @abstractmethod
-    def scribe(
-        self,
-        how: ScribeOptions | None = None,
-        stopped: Callable[[], bool] = lambda: False,
-        tasks: TaskRunner | None = None,
-    ) -> Scribe:
-        """What does turns of maintenance."""
-
-    @abstractmethod
-    def spark_tasks(self, spark: str, spark_conf: Mapping[str, str] | None = None) -> TaskRunner:
-        """What runs heavy work on Spark."""
-
-    @abstractmethod
-    def _with_tasks(self, name: str, spark: str | None, conf: Mapping[str, str] | None) -> Context:
-        """The context, with tasks on Spark if a master is given."""
 
     @property
     def jobs(self) -> Jobs:

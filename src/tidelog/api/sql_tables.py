@@ -34,7 +34,7 @@ from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import counting_files, read_partitions
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.partition_reader import Reader
-from tidelog.log.run_reader import Amendments, Cut, EventRows, describe_run, read_run
+from tidelog.log.run_reader import Amendments, EventRows, RunSelection, describe_run, read_run
 from tidelog.log.run_reader import fetch_run as fetch_bytes
 from tidelog.log.topics import read_head
 from tidelog.model.archive import Archive
@@ -266,14 +266,14 @@ class TopicTable(EventTable):
 
         with Pool(_AHEAD, "tidelog-fetch") as pool:
             for piece, data in fetch_ahead(pool, self._fetch, pieces, _AHEAD):
-                cut = Cut(
+                selection = RunSelection(
                     piece.start,
                     piece.end,
                     [name for name in STORED_SCHEMA.names if name in wanted.names] or ["timestamp"],
                     pool,
                     None if filter is None else skip,
                 )
-                for rows in self._rows(partition, piece, cut, data):
+                for rows in self._rows(partition, piece, selection, data):
                     yield _shown(rows, self.topic.name, partition, wanted)
 
     def _plan(self, partition: int) -> list[_RunPiece]:
@@ -306,14 +306,14 @@ class TopicTable(EventTable):
             return None  # reading it finds out why
 
     def _rows(
-        self, partition: int, piece: _RunPiece, cut: Cut, data: bytes | None
+        self, partition: int, piece: _RunPiece, selection: RunSelection, data: bytes | None
     ) -> Iterator[EventRows]:
         """Yields the rows of a piece; by the catalog, if its object was compiled or trimmed."""
         at, end = piece.start, piece.end
         what = describe_run(self.topic.name, partition, piece.run)
         try:
             store = self.context.store
-            for rows in read_run(store, piece.run, what, cut, piece.amendments, data):
+            for rows in read_run(store, piece.run, what, selection, piece.amendments, data):
                 at = rows.end
                 yield rows
         except NotFoundError:

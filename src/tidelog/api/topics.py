@@ -14,22 +14,19 @@ import contextlib
 import functools
 import heapq
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import AbstractContextManager
 from datetime import datetime
 
 import pyarrow as pa
 
+from tidelog.api.base import HomeBase
 from tidelog.catalog.base import freeing
-from tidelog.context import Context
 from tidelog.coordination.audit import record_action
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.late_readers import Past, check_all_read
-from tidelog.log.notifier import Notifier, notify_again
+from tidelog.log.notifier import notify_again
 from tidelog.log.notify_targets import check_target, open_target
-from tidelog.log.partition_reader import OffsetEvents, Reader
+from tidelog.log.partition_reader import OffsetEvents
 from tidelog.log.status import PartitionState, partition_ends, partition_states
 from tidelog.log.timeline import Histogram, Timelines
 from tidelog.log.topics import (
@@ -37,7 +34,6 @@ from tidelog.log.topics import (
     create_topic,
     delete_topic,
     find_target,
-    find_topic,
     list_topics,
 )
 from tidelog.model import defaults
@@ -54,21 +50,8 @@ __all__ = [
 ]
 
 
-class TopicCalls(ABC):
+class TopicCalls(HomeBase):
     """Topics, and notifications of their events on request."""
-
-    id: str
-    context: Context
-    _notifier: Notifier
-    _pool: Executor
-
-    @abstractmethod
-    def _check_open(self) -> None:
-        """Raises ``InvalidError`` once the home is closed."""
-
-    @abstractmethod
-    def _closing_producer(self, topic: str) -> AbstractContextManager[None]:
-        """Closes the producer of a topic once that is deleted; if it is refused, appends go on."""
 
     def create_topic(
         self,
@@ -104,15 +87,6 @@ class TopicCalls(ABC):
             max_latency_ms=check_whole("topic: max_latency_ms", max_latency_ms),
         )
         return create_topic(self.context, wanted, self._record_once("create", name, who))
-
-    def topic(self, name: str) -> Topic:
-        """Returns the topic of this name. Raises ``NotFoundError``.
-
-        >>> home.topic("orders").partitions
-        1
-        """
-        self._check_open()
-        return find_topic(self.context, name)
 
     def topics(self) -> list[Topic]:
         """Returns all topics, by name.
@@ -166,18 +140,18 @@ class TopicCalls(ABC):
         >>> home.topics()
         []
         """
-        from tidelog.maintenance import purge
+        from tidelog.maintenance import erase
 
         self._check_open()
         record = self._record_once("delete", name, who)
 
         def check(topic: Topic) -> None:
             check_all_read(self.context, topic, past_readers)
-            purge.finish_deletes(self.context, topic)
+            erase.finish_deletes(self.context, topic)
             record()
 
         def closed(topic: Topic) -> None:
-            purge.finish_closed_deletes(self.context, topic)
+            erase.finish_closed_deletes(self.context, topic)
 
         with self._closing_producer(name), freeing(self.context.catalog):
             delete_topic(self.context, name, check, closed, incarnation)
@@ -243,26 +217,8 @@ _STOP_LOOK_S = 0.2  # between looks at whether a tail is to end
 _AT_ONCE = 1_000  # events of a partition before the next partition has its turn
 
 
-class BrowseCalls(ABC):
+class BrowseCalls(HomeBase):
     """Looks at topics and archives that leave no name behind."""
-
-    context: Context
-
-    @abstractmethod
-    def topic(self, name: str) -> Topic:
-        """Returns the topic with a name. Raises ``NotFoundError``."""
-
-    @abstractmethod
-    def partitions(self, topic: str, *, runs: bool = True) -> list[PartitionState]:
-        """Returns the state of each partition."""
-
-    @abstractmethod
-    def _reader(self, topic: str, partition: int, start: int) -> Reader:
-        """Returns a reader of a partition. Raises if it does not begin with ``start``."""
-
-    @abstractmethod
-    def _check_open(self) -> None:
-        """Raises ``InvalidError`` if the home is closed."""
 
     def read(
         self,

@@ -275,7 +275,7 @@ def _try_letters(
         for file in written.files
         if file.kind == "dead"
     ]
-    return written.written, [batch for file in dead for batch in read_dead_files(memory, [file])]
+    return written.events, [batch for file in dead for batch in read_dead_files(memory, [file])]
 
 
 def _reasons(letters: Iterable[pa.RecordBatch]) -> Iterator[str]:
@@ -416,8 +416,8 @@ class ReplaySink:
         folder = layout.still_dead(self._settings.dead, staging.rpartition("/")[2])
         return ArchiveSink(replace(self._settings, dead=folder)).writer(partition, staging)
 
-    def publish(self, manifest: Manifest) -> None:
-        self._files.publish(manifest)
+    def publish(self, manifest: Manifest) -> int:
+        return self._files.publish(manifest)
 
     def discard(self, manifest: Manifest) -> None:
         self._files.discard(manifest)

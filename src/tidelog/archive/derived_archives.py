@@ -37,6 +37,7 @@ from tidelog.model.topic import Topic
 __all__ = [
     "UNKNOWN_ORIGIN",
     "Copy",
+    "LiveOutputs",
     "Origin",
     "OutputSpans",
     "archives_above",
@@ -372,6 +373,21 @@ class OutputSpans:
             return end
         borders = [each for span in self.offsets for each in span if each > int(start)]
         return str(min([int(end), *borders]))
+
+
+class LiveOutputs:
+    """Which ranges of an archive's live generation hold output, as when each partition was met."""
+
+    def __init__(self, context: Context, archive: Archive) -> None:
+        self._context = context
+        self._archive = archive
+        self._spans: dict[str, OutputSpans] = {}
+
+    def of(self, partition: str) -> OutputSpans:
+        """Returns those of a source partition."""
+        if partition not in self._spans:
+            self._spans[partition] = output_spans(self._context, self._archive, partition)
+        return self._spans[partition]
 
 
 def output_spans(context: Context, archive: Archive, partition: str) -> OutputSpans:

@@ -61,7 +61,7 @@ from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.journal.lookup import amendment_of
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, erased_until, was_erased
-from tidelog.log.run_reader import Cut, describe_run, read_run
+from tidelog.log.run_reader import RunSelection, describe_run, read_run
 from tidelog.log.topics import find_head, list_topics
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
@@ -171,7 +171,7 @@ def _is_compiled_out(context: Context, topic: Topic, event: AuditedEvent) -> boo
     bounds = (event.offset, event.offset + 1)
     for run in covering(context, topic, event.partition, head, bounds):
         what = describe_run(topic.name, event.partition, run)
-        for rows in read_run(context.store, run, what, Cut(*bounds, columns=("id",))):
+        for rows in read_run(context.store, run, what, RunSelection(*bounds, columns=("id",))):
             if event.offset in rows.offsets:
                 return False
     return True

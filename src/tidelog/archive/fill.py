@@ -47,7 +47,7 @@ from tidelog.archive.coverage import (
     unknown_topics,
     without,
 )
-from tidelog.archive.derived_archives import OutputSpans, output_spans, refuse_output
+from tidelog.archive.derived_archives import LiveOutputs, refuse_output
 from tidelog.archive.read import ArchiveFiles
 from tidelog.connectors.archive.reader import CarriedRange, CarriedReader, CompletedReader
 from tidelog.connectors.archive.source import ArchiveSource
@@ -172,7 +172,7 @@ class FillSource:
         self._is_from_first = self._written_as.start == "earliest"
         self._passes_damage = False
         self._damaged: dict[SourcePartition, tuple[Interval, ...]] = {}
-        self._outputs: dict[SourcePartition, OutputSpans] = {}
+        self._outputs = LiveOutputs(context, archive)
 
     def pass_damage(self) -> None:
         """Skips commits of the live generation that cannot be read, as a person accepted."""
@@ -278,7 +278,7 @@ class FillSource:
         if range.partition not in self._unknown:
             return
         own: Source = self._old
-        if old is None or self._output(range.partition).holds(range.start):
+        if old is None or self._outputs.of(range.partition.text).holds(range.start):
             own = source_at(self._context, self._archive.source)
         compared: list[tuple[Source, RangeReader]] = []
         try:
@@ -316,15 +316,9 @@ class FillSource:
 
     def _completing(self, range: SourceRange, old: Coverage | None) -> list[Interval]:
         """Returns the offsets whose files may complete what the source holds."""
-        output = self._output(range.partition)
+        output = self._outputs.of(range.partition.text)
         is_alone = output.all or self._follows or isinstance(self._source, TopicSource)
         return [] if old is None or is_alone else without(old.intervals(), output.offsets)
-
-    def _output(self, partition: SourcePartition) -> OutputSpans:
-        """Returns which ranges of the live generation hold output, as when this began."""
-        if partition not in self._outputs:
-            self._outputs[partition] = output_spans(self._context, self._archive, partition.text)
-        return self._outputs[partition]
 
     def _held(self) -> dict[SourcePartition, Bounds]:
         """Returns what the source holds of the archive's own topics, if positions are offsets."""
@@ -510,7 +504,7 @@ class FillSource:
     def _read_from_live(self, range: SourceRange, end: str, note: bytes) -> RangeReader:
         """Returns a reader of a range from the files of the live generation."""
         self._filled[range.partition] = range.start
-        output = self._output(range.partition)
+        output = self._outputs.of(range.partition.text)
         as_is, end = output.holds(range.start), output.until_border(range.start, end)
         reader = self._old.reader(_limit_range(range, end))
         numbers = None if are_offsets(range.start, end) else self._old.counted(reader.range)

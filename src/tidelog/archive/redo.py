@@ -35,7 +35,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.archive.coverage import are_offsets, read_covered
-from tidelog.archive.derived_archives import OutputSpans, output_of, output_spans, refuse_output
+from tidelog.archive.derived_archives import LiveOutputs, output_of, refuse_output
 from tidelog.archive.fill import FillSource
 from tidelog.archive.read import ArchiveFiles, source_partition
 from tidelog.codec.formats import open_format, settings_of
@@ -139,7 +139,7 @@ class RedoSource:
             raise InvalidError(f"source `{live.url}`: is not an archive")
         self._live = live
         self._counted: dict[SourcePartition, tuple[str, CountedRange]] = {}  # by start
-        self._outputs: dict[SourcePartition, OutputSpans] = {}
+        self._outputs = LiveOutputs(context, archive)
 
     @property
     def url(self) -> str:
@@ -235,7 +235,7 @@ class RedoSource:
         commits = self._live.commits_from(range.partition, range.start)
         end, files, events = commits[0].end, commits[0].files, commits[0].events
         is_joined = are_offsets(range.start, end) and not isinstance(self, TrackingSource)
-        output = self._output(range.partition)
+        output = self._outputs.of(range.partition.text)
         is_in_source = partial(self._is_in_source, range.partition)
         for commit in commits[1:] if is_joined else ():
             files, events = files + commit.files, events + commit.events
@@ -252,15 +252,9 @@ class RedoSource:
         """Returns whether a commit at an offset is read from the source."""
         return not self._holds_events and self._fill.has(partition, start)
 
-    def _output(self, partition: SourcePartition) -> OutputSpans:
-        """Returns which ranges of the live generation hold output, as when this began."""
-        if partition not in self._outputs:
-            self._outputs[partition] = output_spans(self._context, self._archive, partition.text)
-        return self._outputs[partition]
-
     def _events(self, range: SourceRange, wanted: PlannedCommits) -> tuple[RangeReader, bool]:
         """Returns a reader of the events to write again, and whether the range holds output."""
-        is_output = self._output(range.partition).holds(range.start)
+        is_output = self._outputs.of(range.partition.text).holds(range.start)
         if self._holds_events or not wanted.files:
             return wanted, is_output and self._holds_events
         offsets = self._offsets(wanted)

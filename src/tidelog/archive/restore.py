@@ -19,13 +19,15 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
+
 from tidelog.archive.archive import find_archive
 from tidelog.archive.coverage import MissingRange, is_same_sequence, read_covered, without
 from tidelog.archive.derived_archives import output_of
 from tidelog.codec.formats import settings_of
-from tidelog.connectors.archive.staging import RestorableSink
+from tidelog.connectors.archive.dead_letters import split_refused
 from tidelog.connectors.by_url import sink_at, source_at
-from tidelog.connectors.sink import TargetSink
+from tidelog.connectors.sink import RangeWriter, TargetSink, WriterResult
 from tidelog.connectors.source import (
     Bounds,
     Chunk,
@@ -44,13 +46,13 @@ from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.pipeline import Manifest, NamedPipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pipeline import Pipeline
 from tidelog.pipeline.registry import check_reach, ensure_pipeline, is_inside
 from tidelog.pipeline.tasks import Workers
 
-__all__ = ["RestoreOptions", "open_restore", "restore", "restore_limit"]
+__all__ = ["RestorableSink", "RestoreOptions", "open_restore", "restore", "restore_limit"]
 
 _SHOWN = 3  # ranges in an error
 
@@ -259,3 +261,48 @@ def _partition_choice(url: str) -> str:
 
 
 _: type[Source] = _ArchiveSnapshot
+
+
+@dataclass(frozen=True)
+class RestorableSink:
+    """Another sink whose writers get only what can be restored. Pickles if that sink does."""
+
+    sink: TargetSink
+
+    @property
+    def url(self) -> str:
+        return self.sink.url
+
+    @property
+    def incarnation(self) -> str:
+        return self.sink.incarnation
+
+    def check(self, partitions: Sequence[str]) -> None:
+        self.sink.check(partitions)
+
+    def writer(self, partition: str, staging: str) -> RangeWriter:
+        return _RestorableWriter(self.sink.writer(partition, staging))
+
+    def publish(self, manifest: Manifest) -> int:
+        return self.sink.publish(manifest)
+
+    def discard(self, manifest: Manifest) -> None:
+        self.sink.discard(manifest)
+
+
+@dataclass
+class _RestorableWriter:
+    writer: RangeWriter
+    dead: int = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        batch, refused = split_refused(batch)
+        self.dead += 0 if refused is None else refused.num_rows
+        if batch.num_rows:
+            self.writer.write(batch)
+
+    def close(self) -> WriterResult:
+        return replace(self.writer.close(), dead=self.dead)
+
+
+_sink: type[TargetSink] = RestorableSink

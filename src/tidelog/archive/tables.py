@@ -47,6 +47,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from tidelog.archive.archive import find_archive
 from tidelog.archive.table_files import (
     RegisterResult,
     Table,
@@ -94,6 +95,7 @@ __all__ = [
     "is_in_delta_table",
     "open_table",
     "register",
+    "register_archive",
     "register_table",
     "repair_tables",
     "replace_files",
@@ -187,6 +189,11 @@ def forget_table(context: Context, archive: Archive, name: str) -> Archive:
 def register(context: Context, archive: Archive) -> list[RegisterResult]:
     """Brings the tables that drivers keep up to date to the archive's commits."""
     return [register_table(context, archive, name) for name in archive.kept]
+
+
+def register_archive(context: Context, name: str) -> None:
+    """Does the same for an archive as it is now, after a cycle of its driver."""
+    register(context, find_archive(context, name))
 
 
 def replace_files(context: Context, archive: Archive) -> None:

@@ -62,6 +62,7 @@ __all__ = [
     "stored_batch",
     "stored_columns",
     "table_of",
+    "value_lengths",
     "whole_ms",
     "with_position",
 ]
@@ -194,7 +195,7 @@ def _check(table: pa.Table | pa.RecordBatch, bytes_max: int, own: bool) -> None:
     if ids["min"] is not None:
         check_id_bytes(ids["min"])
         check_id_bytes(ids["max"])
-    lengths = [*_field_lengths(table, headers_max), _lengths(table.column("value"))]
+    lengths = [*_field_lengths(table, headers_max), value_lengths(table.column("value"))]
     if sum(int(each.max()) for each in lengths) > bytes_max + room:
         check_event_bytes(int(np.max(sum(lengths))), bytes_max, room)
 
@@ -235,7 +236,7 @@ def bad_text(batch: pa.RecordBatch) -> CorruptError:
 def event_sizes(table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:
     """Returns the size of each event in stored columns, as ``check_event`` counts it."""
     fields = _field_lengths(table, limits.HEADERS_MAX + limits.OWN_HEADERS_MAX)
-    found: npt.NDArray[np.int64] = sum(fields, _lengths(table.column("value")))
+    found: npt.NDArray[np.int64] = sum(fields, value_lengths(table.column("value")))
     return found
 
 
@@ -429,14 +430,15 @@ def _field_lengths(
     table: pa.Table | pa.RecordBatch, headers_max: int
 ) -> list[npt.NDArray[np.int64]]:
     """Returns the sizes of each event's key, id, type and headers."""
-    lengths = [_lengths(table.column(name)) for name in ("key", "id", "type")]
+    lengths = [value_lengths(table.column(name)) for name in ("key", "id", "type")]
     headers = table.column("headers")
     if headers.null_count == len(headers):
         return lengths
     return [*lengths, _header_lengths(headers, headers_max)]
 
 
-def _lengths(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
+def value_lengths(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """Returns the length of each value in bytes; 0 for a null."""
     found = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
     return np.asarray(found, np.int64)
 
@@ -452,7 +454,7 @@ def _header_lengths(column: pa.Array | pa.ChunkedArray, headers_max: int) -> npt
         raise InvalidError("event: has a header without a name: give pairs of a name and bytes")
     total = counts * limits.HEADER_OVERHEAD_BYTES
     for values in (names, pc.struct_field(pairs, "value")):
-        np.add.at(total, rows, _lengths(values))
+        np.add.at(total, rows, value_lengths(values))
     return total
 
 

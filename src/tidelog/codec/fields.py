@@ -31,11 +31,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.event_batch import EVENT_SCHEMA, event_sizes
+from tidelog.codec.event_batch import EVENT_SCHEMA, event_sizes, value_lengths
 from tidelog.codec.parsers.base import ParsedValues, Spec
 from tidelog.codec.parsers.json import JsonField, is_lenient_json
 from tidelog.codec.parsers.times import Engine, moment_reader, texts_of
@@ -152,7 +151,7 @@ class FieldTaker:
         for name in names:
             new, old = found[name].values, batch.column(name)
             kept = pc.if_else(pc.is_valid(found[name].errors), old, new)
-            sizes = sizes + _lengths(kept) - _lengths(old)
+            sizes = sizes + value_lengths(kept) - value_lengths(old)
         large = pa.array(sizes > np.maximum(before, self._bytes_max) + room)
         return {name: each.reject(large, _TOO_LARGE) for name, each in found.items()}
 
@@ -192,11 +191,6 @@ class JsonLines:
             deep if is_deep_json(line) else error
             for line, error in zip(lines, objects.errors.to_pylist(), strict=True)
         ]
-
-
-def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
-    found = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
-    return np.asarray(found, np.int64)
 
 
 def _times(values: pa.Array) -> pa.Array:

@@ -51,7 +51,7 @@ __all__ = [
     "SinkContext",
     "StreamSink",
     "TargetSink",
-    "Written",
+    "WriterResult",
     "check_playback_sink",
     "lot_pieces",
     "lots_of",
@@ -61,11 +61,11 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriterResult:
     """What a writer staged for one range."""
 
     files: tuple[FileEntry, ...] = ()
-    written: int = 0
+    events: int = 0  # in files of data
     dead: int = 0
     left_out: int = 0  # because they were erased from the target
     first_dead: int = -1  # offset of the first dead letter that was found; -1: none
@@ -88,7 +88,7 @@ class RangeWriter(Protocol):
         """Stages events in event columns. Raises ``RecordRefusedError`` for one it cannot store."""
         ...
 
-    def close(self) -> Written:
+    def close(self) -> WriterResult:
         """Closes all files; they are durable in staging."""
         ...
 
@@ -100,7 +100,7 @@ class Sink(Protocol):
         """Returns a writer for a range of a source partition. Its files go below ``staging``."""
         ...
 
-    def publish(self, manifest: Manifest) -> int | None:
+    def publish(self, manifest: Manifest) -> int:
         """Makes the files of a manifest visible. Idempotent, also when two drivers call it at once.
 
         Returns how many events were skipped because they were erased from the target in the
@@ -150,7 +150,7 @@ class FileSink(Protocol):
 class JudgingSink(Protocol):
     """A sink that refuses a range after all of it was staged."""
 
-    def judge(self, partition: str, staged: Written) -> None:
+    def judge(self, partition: str, staged: WriterResult) -> None:
         """Raises ``InvalidError`` if this may not be published as a range of a source partition."""
         ...
 

@@ -9,5 +9,5 @@ commands.
 ``matcher`` recognizes erased events in any column or line, ``redaction`` removes their ids from
 texts of the catalog. ``proof_scope`` and ``archive_scope`` say what belongs to a topic or an
 archive, ``proof_search`` searches it object by object (``object_search``), and ``proof`` has the
-verdict. The steps of a whole erasure are in ``maintenance.purge``.
+verdict. The steps of a whole erasure are in ``maintenance.erase``.
 """

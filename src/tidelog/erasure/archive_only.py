@@ -107,11 +107,11 @@ __all__ = [
     "TopicPlaces",
     "closed_offsets",
     "complete_erasures",
+    "delete_trimmed",
     "erase_archived",
-    "erase_found",
-    "erase_trimmed",
     "finish_archive",
     "keep_deletions",
+    "record_deletes",
     "settled_offsets",
 ]
 
@@ -149,10 +149,10 @@ class TopicPlaces(NamedTuple):
     starts: tuple[int, ...] = ()  # by number: below these offsets, archives were searched
 
 
-def erase_trimmed(
+def delete_trimmed(
     context: Context, topic: Topic, why: Why, ids: Collection[str] = (), key: bytes | None = None
 ) -> ErasedFromArchives:
-    """Erases what archives of a topic hold under ids or a key, and the topic has trimmed.
+    """Deletes what archives of a topic hold under ids or a key, and the topic has trimmed.
 
     The next ``purge`` or turn of the scribe deletes the bytes from the files. Safe to repeat.
     """
@@ -182,7 +182,7 @@ def erase_trimmed(
         return later.without(settled_offsets(context, topic))
 
     def record(events: _Found) -> None:
-        erase_found(sent.tracked(context), topic, why, events, places, key)
+        record_deletes(sent.tracked(context), topic, why, events, places, key)
 
     with sent.unknown_if_any(f"delete in `{topic.name}`", DELETE_AGAIN):
         new = _record_all(new, look_again, record)
@@ -296,7 +296,7 @@ def _wait_for_ranges(context: Context, generations: Iterable[tuple[Archive, int]
             )
 
 
-def erase_found(
+def record_deletes(
     context: Context,
     topic: Topic,
     why: Why,

@@ -9,8 +9,8 @@ files that meets a rewrite that died finishes it.
 **Deletes** remove events from a topic, and from archives and objects that alone still hold them.
 A delete first amends the topic: no reader that starts later sees the events (``journal.amend``). It
 then searches the topic's archives for what the topic has trimmed (``erasure.archive_only``).
-``erase_strays`` also finds what only objects hold that no row names. Maintenance removes the bytes
-later; ``maintenance.purge`` does so at once.
+``delete_strays`` also finds what only objects hold that no row names. Maintenance removes the bytes
+later; ``maintenance.erase`` does so at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidelog.archive.derived_archives import Origin, copies_of, partitions_of, r
 from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites
 from tidelog.coordination.pipeline_rows import read_partitions, read_progress
-from tidelog.erasure.archive_only import DELETE_AGAIN, TopicPlaces, erase_found, erase_trimmed
+from tidelog.erasure.archive_only import DELETE_AGAIN, TopicPlaces, delete_trimmed, record_deletes
 from tidelog.erasure.event_search import FileSearch, matcher_of, search_generation, search_strays
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.redaction import redact_reasons
@@ -41,7 +41,7 @@ __all__ = [
     "ErasurePlan",
     "delete_events",
     "delete_key",
-    "erase_strays",
+    "delete_strays",
     "plan_archive_erasure",
     "plan_erasure",
 ]
@@ -182,7 +182,7 @@ def delete_events(context: Context, amender: Amender, ids: Collection[str]) -> D
         amended = AmendResult(held.events, (*held.missing, *odd))
     events = amended.events
     with _after(topic.name, amended) as sent:
-        trimmed = erase_trimmed(context, topic, amender.why, ids)
+        trimmed = delete_trimmed(context, topic, amender.why, ids)
         sent.any |= bool(trimmed.events)
         if trimmed.found and wanted:  # a restore may have copied them before the ledger had them
             events += amender.delete(wanted).events
@@ -202,7 +202,7 @@ def delete_key(
     amended = amender.delete_key(key, progress)
     events = amended.events
     with _after(topic.name, amended) as sent:
-        trimmed = erase_trimmed(context, topic, amender.why, key=key)
+        trimmed = delete_trimmed(context, topic, amender.why, key=key)
         sent.any |= bool(trimmed.events)
         if trimmed.found:  # as above
             events += amender.delete_key(key, progress).events
@@ -220,14 +220,14 @@ def _after(topic: str, amended: AmendResult) -> Iterator[SentWrites]:
         yield sent
 
 
-def erase_strays(
+def delete_strays(
     context: Context,
     amender: Amender,
     deleted: DeleteResult,
     ids: Collection[str],
     keys: Collection[bytes],
 ) -> DeleteResult:
-    """Erases what only objects hold that no row names, under ids or keys that were deleted.
+    """Deletes what only objects hold that no row names, under ids or keys that were deleted.
 
     A delete looks at the topic and its archives. A restored catalog has lost the events that were
     appended since its copy, and a producer that died has left what it did not commit. So a recovery
@@ -246,7 +246,7 @@ def erase_strays(
                 origin = Origin(f"{topic.name}/{partition}", topic.incarnation)
                 places = {(origin, offset): each for offset, each in here.items()}
                 at = TopicPlaces({origin: partition}, tuple(read_starts(context, topic).values()))
-                erase_found(sent.tracked(context), topic, amender.why, places, at, key)
+                record_deletes(sent.tracked(context), topic, amender.why, places, at, key)
                 strays += len(here)
                 found_ids |= {each.id for each in here.values() if each.id is not None}
             if any(found.values()):  # a recovery may have appended them before the ledger had them

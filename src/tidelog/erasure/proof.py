@@ -121,10 +121,13 @@ class Proof:
     def is_clean(self) -> bool:
         """Returns whether nothing is left, and all that was given was once deleted here.
 
+        It is not clean if the erasure met files of archives in which nothing could be searched for.
+
         >>> home.erase("orders", ids=["order-2"]).is_clean
         True
         """
-        return self.is_erased and self.known
+        unseen = () if self.deleted is None else self.deleted.unseen
+        return self.is_erased and self.known and not unseen
 
     @property
     def verdict(self) -> Verdict:

@@ -31,7 +31,8 @@ from tidelog.archive.read import ArchiveFiles
 from tidelog.catalog.update import rounds
 from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
-from tidelog.connectors.archive.staging import Spool, StagedFiles, encode_dead_letters
+from tidelog.connectors.archive.dead_letters import encode_dead_letters
+from tidelog.connectors.archive.staging import Spool, StagedFiles
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -102,7 +103,7 @@ class RangeRewriter:
     def stage(
         self, parts: Sequence[Manifest], wanted: Offsets, staging: str
     ) -> dict[str, FileEntry]:
-        """StagedFiles the rewritten files; returns their entries by target."""
+        """Stages the rewritten files; returns their entries by target."""
         with StagedFiles(self._store, staging) as uploads:
             for part, left in _left_in(parts, wanted):
                 for file in self._files_with(part, left):
@@ -139,7 +140,7 @@ class RangeRewriter:
     def _stage_again(
         self, part: Manifest, before: FileEntry, after: FileEntry, erased: Sequence[int]
     ) -> bool:
-        """StagedFiles a copy of a file without erased events. Returns False if it is another one.
+        """Stages a copy of a file without erased events. Returns False if it is another one.
 
         The same events make the same bytes, unless another version of a format's library runs.
         """

@@ -58,8 +58,8 @@ from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter, A
 from tidelog.journal.listing import MovedError
 from tidelog.journal.lookup import FIELD_COLUMNS, Lookup, LookupResult, VersionedHead, with_key
 from tidelog.log.ledger import announce_erasure, enter_erased
-from tidelog.log.maintenance.unused_objects import list_apart
 from tidelog.log.topics import read_head, read_starts
+from tidelog.log.unused_objects import list_apart
 from tidelog.model import limits
 from tidelog.model.event import Event, check_event, check_event_bytes
 

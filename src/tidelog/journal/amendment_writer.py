@@ -40,9 +40,9 @@ from tidelog.errors import (
 )
 from tidelog.journal.listing import MovedError, covering
 from tidelog.journal.lookup import VersionedHead, amendment_of
-from tidelog.log.maintenance.unused_objects import list_unused
 from tidelog.log.run_reader import all_pending
 from tidelog.log.topics import find_topic, read_head
+from tidelog.log.unused_objects import list_unused
 from tidelog.model import layout, limits
 from tidelog.model.topic import Amendment, Head, Topic, encode_row
 from tidelog.store.base import put_fresh

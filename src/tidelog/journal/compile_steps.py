@@ -45,17 +45,17 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.maintenance.unused_objects import list_unused, origin_of
 from tidelog.log.run_reader import (
     Amendments,
-    Cut,
     EventRows,
+    RunSelection,
     are_pending,
     describe_run,
     fetch_run,
     read_run,
 )
 from tidelog.log.topics import open_head, read_head
+from tidelog.log.unused_objects import list_unused, origin_of
 from tidelog.model import layout
 from tidelog.model.topic import (
     Head,
@@ -418,8 +418,8 @@ class _GroupReader:
                 end = run.end if found.end is None else min(run.end, found.end)
                 new = found.of_run(run).between(at, end)
                 self.amendments += len(new)
-                cut = Cut(at, end, None, self._pool)
-                yield from read_run(self._store, run, what, cut, new, data)
+                selection = RunSelection(at, end, None, self._pool)
+                yield from read_run(self._store, run, what, selection, new, data)
                 at = end
 
 

@@ -34,7 +34,14 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError, Unavailabl
 from tidelog.journal.id_cache import EventBlock, Halves, PartitionIds
 from tidelog.journal.listing import MovedError, is_settled, read_row
 from tidelog.log.partition_reader import Reader, lost_object, may_have_gone
-from tidelog.log.run_reader import Cut, EventRows, describe_run, new_value, pending, read_run
+from tidelog.log.run_reader import (
+    EventRows,
+    RunSelection,
+    describe_run,
+    new_value,
+    pending,
+    read_run,
+)
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.event import Event, check_event
@@ -456,8 +463,8 @@ def with_key(
                 if run.base >= until:
                     break
                 what = describe_run(topic.name, partition, run)
-                cut = Cut(at, until, ("id", "key", "timestamp"))
-                for rows in read_run(context.store, run, what, cut, amendments):
+                selection = RunSelection(at, until, ("id", "key", "timestamp"))
+                for rows in read_run(context.store, run, what, selection, amendments):
                     yield from _matches(rows, key, f"{topic.name}/{partition}")
                     at, losses = rows.end, 0
                 progress(run.byte_end - run.byte_start)

@@ -71,13 +71,14 @@ from tidelog.errors import (
     UnavailableError,
 )
 from tidelog.journal.lookup import Lookup
-from tidelog.journal.stray_events import StrayEvents, TopicSnapshot, Unit, UnitEvents, generation_of
+from tidelog.journal.stray_events import StrayEvents, TopicSnapshot, Unit, UnitEvents
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_ledger
-from tidelog.log.maintenance.unused_objects import list_now
+from tidelog.log.maintenance.lost_commits import generation_of
 from tidelog.log.producer.append_plan import ALL_SEQUENCES, StoredSegment
 from tidelog.log.producer.copier import Copier, LedgerMovedError
 from tidelog.log.status import read_heads
 from tidelog.log.topics import raise_epoch, raise_head, read_head
+from tidelog.log.unused_objects import list_now
 from tidelog.model import layout, limits
 from tidelog.model.topic import (
     Head,

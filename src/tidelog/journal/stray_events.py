@@ -54,9 +54,10 @@ from tidelog.context import Context
 from tidelog.coordination.audit import id_hash, read_records
 from tidelog.errors import CorruptError, NotFoundError, UnavailableError
 from tidelog.journal.lookup import Lookup, Occurrence
+from tidelog.log.maintenance.lost_commits import generation_of
 from tidelog.log.maintenance.object_references import References, read_references
-from tidelog.log.maintenance.unused_objects import ObjectUses, origin_of, planned_starts
 from tidelog.log.topics import read_head
+from tidelog.log.unused_objects import ObjectUses, origin_of, planned_starts
 from tidelog.model import layout
 from tidelog.model.topic import (
     AppenderView,
@@ -73,7 +74,6 @@ __all__ = [
     "TopicSnapshot",
     "Unit",
     "UnitEvents",
-    "generation_of",
 ]
 
 
@@ -447,14 +447,6 @@ def _is_compile_over(key: str, before: Sequence[HeldRow], after: Sequence[HeldRo
     if before[partition].owner and epoch == before[partition].epoch:
         return False
     return not before[partition].epoch < epoch <= after[partition].epoch
-
-
-def generation_of(key: str) -> int:
-    """Returns the generation of a segment or of a large value; -1 for other objects."""
-    try:
-        return layout.segment_generation(key)
-    except ValueError:
-        return -1
 
 
 _LOOKED_UP = 10_000  # ids per lookup

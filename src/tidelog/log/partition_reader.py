@@ -34,9 +34,9 @@ from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.run_reader import (
     NO_AMENDMENTS,
     Amendments,
-    Cut,
     EventRows,
     Offsets,
+    RunSelection,
     all_pending,
     are_pending,
     describe_run,
@@ -271,11 +271,11 @@ class Reader:
         name, number, store = self._topic.name, self._partition, self._context.store
         known = page.amendments.end
         end = known if end is None or (known is not None and known < end) else end
-        cut = Cut(start, end, pool=self._pool)
+        selection = RunSelection(start, end, pool=self._pool)
         runs = [run for run in page.runs if end is None or run.base < end]
         for run, data in fetch_ahead(self._pool, partial(fetch_run, store), runs, _AHEAD):
             what = describe_run(name, number, run)
-            for rows in read_run(store, run, what, cut, page.amendments, data):
+            for rows in read_run(store, run, what, selection, page.amendments, data):
                 yield OffsetEvents(name, number, rows)
 
     def _check_lost(self, page: _Page, at: int, error: NotFoundError, losses: int) -> None:

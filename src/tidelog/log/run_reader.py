@@ -41,9 +41,9 @@ __all__ = [
     "NO_AMENDMENTS",
     "WHOLE",
     "Amendments",
-    "Cut",
     "EventRows",
     "Offsets",
+    "RunSelection",
     "all_pending",
     "apply",
     "are_pending",
@@ -348,7 +348,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class RunSelection:
     """The part of a run that the caller wants, and the threads that may fetch it in advance."""
 
     start: int | None = None  # offsets; None: from its first, to its last
@@ -358,7 +358,7 @@ class Cut:
     skip: Callable[[RowGroup], bool] | None = None  # row groups of a journal to leave out
 
 
-WHOLE = Cut()
+WHOLE = RunSelection()
 
 
 def describe_run(topic: str, partition: int | str, run: Run) -> str:
@@ -380,7 +380,7 @@ def read_run(
     store: Store,
     run: Run,
     what: str,
-    cut: Cut = WHOLE,
+    selection: RunSelection = WHOLE,
     amendments: Amendments = NO_AMENDMENTS,
     data: bytes | None = None,
 ) -> Iterator[EventRows]:
@@ -389,13 +389,13 @@ def read_run(
     ``data`` is the result of ``fetch_run``. Raises ``NotFoundError`` if the run's object or a new
     value is missing: read the catalog again. Raises ``CorruptError`` if a check fails.
     """
-    start = run.base if cut.start is None else max(run.base, cut.start)
-    end = run.end if cut.end is None else min(run.end, cut.end)
+    start = run.base if selection.start is None else max(run.base, selection.start)
+    end = run.end if selection.end is None else min(run.end, selection.end)
     if start >= end:
         return
     found = amendments.of_run(run)
     parts = _of_piece if run.journal is None else _of_journal
-    for rows in parts(store, run, what, replace(cut, start=start, end=end), data):
+    for rows in parts(store, run, what, replace(selection, start=start, end=end), data):
         part = rows.slice(start, end)
         if part.base < part.end:
             yield from apply(part, found, store)
@@ -411,13 +411,13 @@ def row_groups(store: Store, run: Run, what: str) -> tuple[RowGroup, ...]:
 
 
 def _of_piece(
-    store: Store, run: Run, what: str, cut: Cut, data: bytes | None
+    store: Store, run: Run, what: str, selection: RunSelection, data: bytes | None
 ) -> Iterator[EventRows]:
     def read(again: bool) -> Iterator[pa.RecordBatch]:
         piece = data
         if piece is None or again:
             piece = store.get(run.object, run.byte_start, run.byte_end)
-        return read_piece(piece, run.crc, run.count, what, cut.columns)
+        return read_piece(piece, run.crc, run.count, what, selection.columns)
 
     at = run.base
     for batch in reread(store, run.object, read):
@@ -426,10 +426,10 @@ def _of_piece(
 
 
 def _of_journal(
-    store: Store, run: Run, what: str, cut: Cut, data: bytes | None
+    store: Store, run: Run, what: str, selection: RunSelection, data: bytes | None
 ) -> Iterator[EventRows]:
-    at, end = cut.start or 0, run.end if cut.end is None else cut.end
-    columns = list(cut.columns or STORED_SCHEMA.names)
+    at, end = selection.start or 0, run.end if selection.end is None else selection.end
+    columns = list(selection.columns or STORED_SCHEMA.names)
     if run.events:
 
         def open_file(again: bool) -> JournalFile:
@@ -442,8 +442,12 @@ def _of_journal(
             return reread(store, run.object, attempt)
 
         file = reread(store, run.object, open_file)
-        groups = [each for each in file.groups_of(at, end) if not (cut.skip and cut.skip(each))]
-        for group, batch in fetch_ahead(cut.pool, read, groups, _GROUPS_AHEAD):
+        groups = [
+            each
+            for each in file.groups_of(at, end)
+            if not (selection.skip and selection.skip(each))
+        ]
+        for group, batch in fetch_ahead(selection.pool, read, groups, _GROUPS_AHEAD):
             rows = _group_rows(group, batch, at)
             at = rows.end
             yield rows

@@ -17,7 +17,7 @@ from tidelog.coordination.ownership import Member
 from tidelog.errors import NotFoundError
 from tidelog.log.consumer.leases import decode_registered, read_lease
 from tidelog.log.partition_reader import Reader
-from tidelog.log.run_reader import Cut, describe_run, read_run
+from tidelog.log.run_reader import RunSelection, describe_run, read_run
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.topic import Head, Run, Topic, decode_row
@@ -113,7 +113,7 @@ def _count_erased(context: Context, topic: Topic, partition: int, run: Run, star
         return run.count - run.events
     what = describe_run(topic.name, partition, run)
     try:
-        parts = read_run(context.store, run, what, Cut(start, columns=["timestamp"]))
+        parts = read_run(context.store, run, what, RunSelection(start, columns=["timestamp"]))
         return run.end - start - sum(len(part.offsets) for part in parts)
     except NotFoundError:  # another journal has replaced it
         return _erased_from(run, start)

@@ -23,7 +23,7 @@ from tidelog.codec.journal_file import groups_expected
 from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.partition_reader import Reader
-from tidelog.log.run_reader import Cut, describe_run, read_run, row_groups
+from tidelog.log.run_reader import RunSelection, describe_run, read_run, row_groups
 from tidelog.log.topics import read_head
 from tidelog.model.limits import TIMESTAMP_MS_END
 from tidelog.model.topic import Topic
@@ -176,7 +176,7 @@ class Timelines:
         self, topic: Topic, reader: Reader, partition: int, base: int, end: int
     ) -> _Ints:
         """Returns the times of a run's events, sorted."""
-        plan, cut = reader.plan(base, end), Cut(base, end, columns=["timestamp"])
+        plan, selection = reader.plan(base, end), RunSelection(base, end, columns=["timestamp"])
         found = [
             rows.batch.column("timestamp").cast(pa.int64()).to_numpy()
             for run in plan.runs
@@ -184,7 +184,7 @@ class Timelines:
                 self._context.store,
                 run,
                 describe_run(topic.name, partition, run),
-                cut,
+                selection,
                 plan.amendments,
             )
         ]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tidelog.archive.archive import find_archive, open_pipeline
-from tidelog.archive.tables import register
+from tidelog.archive.tables import register_archive
 from tidelog.context import Context
 from tidelog.coordination.jobs import SupervisedPart
 from tidelog.coordination.pipeline_rows import list_archives, list_pipelines
@@ -39,7 +39,7 @@ __all__ = ["Follower"]
 _LOOK_S = 2.0  # between looks for new archives and pumps
 _REPAIR_S = 10.0  # between rounds of notifications
 _WAIT_MAX_S = 60.0  # before one that fails is retried
-_TELL_S = 5.0  # between reports of an unchanged state
+_REPORT_S = 5.0  # between reports of an unchanged state
 _PUMP_POLICY = FilePolicy(defaults.PUMP_BATCH_BYTES, duration_ms(defaults.PUMP_BATCH_AGE))
 
 _Key = tuple[str, ...]
@@ -55,7 +55,7 @@ class _FollowedPipeline:
     stop: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
     part: SupervisedPart | None = None
-    told_s: float = 0.0
+    reported_s: float = 0.0
     has: int = 0  # source partitions
     listed: int = 0  # by the source
     events: int = 0
@@ -105,7 +105,7 @@ class Follower:
         try:
             wanted = {**dict(self._archives()), **dict(self._pumps())}
         except Exception as exc:  # noqa: BLE001 - those that run already go on
-            self._tell_part("registry", "failed", unexpected("registry", exc).message)
+            self._report_part("registry", "failed", unexpected("registry", exc).message)
             return
         for key, each in wanted.items():
             if key not in self._followed:
@@ -137,7 +137,7 @@ class Follower:
         return _FollowedPipeline(
             f"archive {name}",
             opened,
-            lambda: _register(context, name),
+            lambda: register_archive(context, name),
             dead_share=found.dead_share_max,
         )
 
@@ -218,14 +218,14 @@ class Follower:
     ) -> None:
         """Reports a changed state at once, and changed numbers now and then."""
         with self._lock:
-            self._tell_alone(each, state, error, waiting)
+            self._report_unlocked(each, state, error, waiting)
 
-    def _tell_alone(
+    def _report_unlocked(
         self, each: _FollowedPipeline, state: str, error: str, waiting: int | None
     ) -> None:
         clock, before = self._context.clock, each.part
         same = before is not None and (before.state, before.error) == (state, error)
-        if same and clock.monotonic_s() - each.told_s < _TELL_S:
+        if same and clock.monotonic_s() - each.reported_s < _REPORT_S:
             return
         since_ms = before.since_ms if before is not None and before.state == state else None
         if waiting is None and before is not None:
@@ -238,10 +238,10 @@ class Follower:
             events=each.events,
             waiting=waiting,
         )
-        each.told_s = clock.monotonic_s()
+        each.reported_s = clock.monotonic_s()
         self._report(each.part)
 
-    def _tell_part(self, name: str, state: str, error: str = "") -> None:
+    def _report_part(self, name: str, state: str, error: str = "") -> None:
         self._report(SupervisedPart(name, state, self._context.clock.now_ms(), error=error))
 
     # In the thread that repairs notifications.
@@ -251,10 +251,10 @@ class Follower:
         while True:
             errors = self._repair_round()
             if (now := errors[0] if errors else "healthy") != told:
-                self._tell_part("notifications", "running", errors[0] if errors else "")
+                self._report_part("notifications", "running", errors[0] if errors else "")
                 told = now
             if self._stop.wait(_REPAIR_S):
-                self._tell_part("notifications", "stopped")
+                self._report_part("notifications", "stopped")
                 return
 
     def _repair_round(self) -> list[str]:
@@ -275,10 +275,6 @@ class Follower:
             ):
                 targets = [open_target(url, context.environ) for url in topic.notify]
                 errors.extend(str(error) for error in repair(context, topic, targets).errors)
-
-
-def _register(context: Context, name: str) -> None:
-    register(context, find_archive(context, name))
 
 
 def _dead_letters(each: _FollowedPipeline, report: CycleReport) -> str:

@@ -31,6 +31,8 @@ __all__ = [
     "check_utf8",
     "from_iso",
     "headers_of",
+    "id_list",
+    "parse_timestamp",
     "to_iso",
     "wrong_type",
 ]
@@ -143,6 +145,13 @@ def check_timestamp(timestamp: int | datetime | str) -> int:
     return timestamp
 
 
+def parse_timestamp(text: str) -> int:
+    """Returns the ms of a time in text: whole milliseconds, or ISO 8601."""
+    if text.isascii() and text.isdigit() and len(text) <= 15:
+        return check_timestamp(int(text))
+    return from_iso(text)
+
+
 def to_iso(timestamp_ms: int) -> str:
     """Returns ISO 8601 with milliseconds and ``Z``; the end of all times is in the year 10000."""
     if timestamp_ms == limits.TIMESTAMP_MS_END:
@@ -243,6 +252,15 @@ def check_whole(what: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InvalidError(f"{what}: is {value!r}: give a whole number")
     return int(value)
+
+
+def id_list(ids: str | Iterable[str]) -> list[str]:
+    """Returns the ids that a call got as one or as several. Raises ``InvalidError`` for others."""
+    listed = [ids] if isinstance(ids, str) else list(ids)
+    for each in listed:
+        if not isinstance(each, str):
+            raise InvalidError(f"id: is {type(each).__name__}: give text")
+    return listed
 
 
 def check_utf8(what: str, text: str) -> None:

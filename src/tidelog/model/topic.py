@@ -77,7 +77,7 @@ class Topic(Persisted, frozen=True):
     partitions: int
     created_ms: int
     slot_ms: int = duration_ms(defaults.TOPIC_SLOT)  # resolution of the time index
-    generation: int = 0  # of new segments; raised by sweeps
+    generation: int = 0  # the segment generation: of new segments; raised by sweeps
     state: Literal["creating", "ready", "deleting"] = "creating"
     notify: tuple[str, ...] = ()  # where notifications go
     max_latency_ms: int = defaults.NOTIFY_LATENCY_MS  # between two notifications of a partition
@@ -120,7 +120,7 @@ class Head(Persisted, frozen=True):
 
     next: int = 0  # the offset of the next event
     start: int = 0  # the first readable offset
-    floor: int = 0  # segments of a lower generation are refused
+    floor: int = 0  # a lower segment generation is refused
     closed: bool = False  # the topic is being deleted
     journaled: int = 0  # journals hold lower offsets, runs the others
     compiled: int = 0  # counts the swaps of journals

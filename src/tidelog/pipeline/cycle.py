@@ -5,7 +5,7 @@ Each source partition goes through these steps. Every write expects its ``head``
 0. list: put a new partition into the pipeline's list before
    it has a ``head``; those that existed at the pipeline's
    creation are there, with their ends                    → crash: a name without rows
-1. take: put this driver as the owner into the ``head``,
+1. claim: put this driver as the owner into the ``head``,
    with the next epoch, if the partition is free or its
    owner is dead (``coordination.ownership``)              → crash: taken over after the time to
                                                              live
@@ -13,15 +13,10 @@ Each source partition goes through these steps. Every write expects its ``head``
 2. finish an existing ``intent``: with a manifest go to step 6, without one to step 4
    before a range, files of ranges that a restored catalog lost are set aside (``forgotten_ranges``)
 3. intend: put an ``intent`` with start, limit and cuts    → crash: the next driver does the range
-4. do: a task for each cut reads its part of the range and
+4. do: a task for each part of the range reads it and
    stages its files (``ranges``); it reads only the incarnation in the intent, which it
    checks after reading, and skips what was erased
    (``archive.erased_events``)                             → crash: staged files without a name
-   (a range that is deleted, or is empty and ends where it
-   began, is withdrawn: the ``intent`` is deleted and the
-   driver plans again; if the sink refuses a record, the
-   ``intent`` ends before it, and that range is done; what
-   is after a cut that failed or ended early is discarded) → crash: the next driver does the range
 5. record: put a manifest object, and its key into the
    ``intent``: now the content is decided; where more
    waits, with the range to read next (``ranges``)         → crash: the next driver does step 6
@@ -31,7 +26,11 @@ Each source partition goes through these steps. Every write expects its ``head``
    end, no ``intent``, or that of what is read ahead; then
    delete the staged files                                 → crash: staged files without a name
 8. release, between ranges or at the end of a run: put
-   the ``head`` without an owner                            → free: any driver takes it
+   the ``head`` without an owner                            → free: any driver claims it
+
+After step 4, a range that is deleted, or is empty and ends where it began, is withdrawn: the
+``intent`` is deleted and the driver plans again. If the sink refuses a record, the ``intent`` ends
+before it, and that range is done. What is after a part that failed or ended early is discarded.
 
 A source partition that was deleted and created again is another sequence of events. Its range is
 withdrawn, and the partition is an error until a person accepts that it ends there: one write puts
@@ -110,11 +109,11 @@ from tidelog.pipeline.source_state import (
     ClaimedError,
     SourceState,
     claim_failed_error,
+    claimed_elsewhere_error,
     claimed_head,
     closed_error,
     explained,
     frozen_error,
-    taken_error,
 )
 from tidelog.pipeline.tasks import Task, TaskOutput
 from tidelog.store.base import put_same
@@ -127,7 +126,7 @@ _CLAIM_RETRIES = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s, per
 class Cycle:
     """The work of a driver on source partitions that it owns, each under the epoch of its head.
 
-    ``may_take`` returns whether a partition of this owner may be taken; by default any may.
+    ``may_claim`` returns whether a partition of this owner may be claimed; by default any may.
     """
 
     def __init__(
@@ -136,15 +135,13 @@ class Cycle:
         pipeline: Pipeline,
         owner: str,
         accept_loss: bool = False,
-        may_take: Callable[[str], bool] = lambda _: True,
+        may_claim: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._context = context
         self._pipeline = pipeline
         self._owner = owner
         self._accept_loss = accept_loss
-        self._may_take = may_take
-        self.drivers = 1  # that share the rate of the pipeline
-        self.list_partition = self._list
+        self._may_claim = may_claim
         self._states: dict[SourcePartition, SourceState] = {}
         self._stale: set[SourcePartition] = set()
         self._maybe_claimed: set[SourcePartition] = set()  # they may be ours: a reply was lost
@@ -152,11 +149,17 @@ class Cycle:
         self._heads = TopicHeads(context, pipeline.id)
 
     def claim(
-        self, partition: SourcePartition, begin: Begin, incarnation: str = "", note: bytes = b""
+        self,
+        partition: SourcePartition,
+        begin: Begin,
+        incarnation: str = "",
+        note: bytes = b"",
+        list_new: Callable[[SourcePartition], None] | None = None,
     ) -> bool:
         """Steps 0 and 1. Returns whether the partition is new; a new one begins at ``begin``.
 
-        ``note`` identifies the partition for its source until a range of it is committed.
+        ``note`` identifies the partition for its source until a range of it is committed; a source
+        that recognizes partitions by what was read gives its own step 0 (``list_new``).
         ``incarnation`` is stored unless one is known: a partition that was created again is another
         sequence of events, and no range of it is read. Raises ``ClaimedError`` if a living driver
         has it, ``FencedError`` if it is closed, and ``UnavailableError`` if replies stay lost or
@@ -171,9 +174,9 @@ class Cycle:
                 found = decode_row(row.value, Progress, f"head of `{partition.text}`")
                 if found.closed:
                     raise closed_error(self._pipeline.name, partition.text)
-                if not self._may_take(found.owner):
+                if not self._may_claim(found.owner):
                     self._drop(partition)
-                    raise taken_error(self._pipeline.name, partition.text, found)
+                    raise claimed_elsewhere_error(self._pipeline.name, partition.text, found)
             new = Progress(begin.position, 0, 0, incarnation=incarnation, begin=begin, note=note)
             head = claimed_head(found, new, self._owner, self._states.get(partition))
             change = Put("head", encode_row(head), expect=ABSENT if row is None else row.version)
@@ -181,7 +184,7 @@ class Cycle:
             write_id = self._context.ids.new()
             with contextlib.suppress(ConflictError, UnknownOutcomeError):
                 if row is None:
-                    self.list_partition(partition)
+                    (list_new or self._list)(partition)
                 # After the list: a promote that began since has read it. After the head: its
                 # position may come from the source that its generation has since it was promoted.
                 self._pipeline.gate()
@@ -195,6 +198,10 @@ class Cycle:
                 self._stale.discard(partition)
                 return row is None
         raise busy
+
+    def claim_known(self, partition: SourcePartition) -> None:
+        """Does step 1 for a partition that has a head: it begins where that says."""
+        self.claim(partition, Begin("", "earliest"))
 
     def is_ready(self, partition: SourcePartition) -> bool:
         """Returns whether this driver has it and knows its rows."""
@@ -227,7 +234,7 @@ class Cycle:
         head = decode_row(row.value, Progress, what) if row is not None else None
         if row is not None and head is not None and head.owner == self._owner:
             self._stale.add(partition)  # unless this succeeds
-            if head.frozen:  # a promote changes it: its driver takes it again, or is fenced
+            if head.frozen:  # a promote changes it: its driver claims it again, or is fenced
                 raise frozen_error(self._pipeline.name, partition.text)
             free = encode_row(msgspec.structs.replace(head, owner=""))
             if put_held(self._context, where, "head", free, row.version, what) is None:
@@ -248,7 +255,7 @@ class Cycle:
         """Returns the committed position of a claimed partition."""
         return self._states[partition].head.position
 
-    def span(self, partition: SourcePartition, held: Bounds) -> tuple[str, Bounds]:
+    def left_to_read(self, partition: SourcePartition, held: Bounds) -> tuple[str, Bounds]:
         """Returns where the next range of a claimed partition begins, and up to where it may go."""
         head = self._states[partition].head
         return span_to_read(head, held) if self._pipeline.goes_back else (head.position, held)
@@ -260,11 +267,12 @@ class Cycle:
         parts: Mapping[SourcePartition, int] | None = None,
         find_next: FindNext = read_no_more,
         on_round: Callable[[CycleReport], None] = lambda _: None,
+        drivers: int = 1,
     ) -> CycleReport:
         """Steps 2 to 7 for all claimed partitions with an intent or a limit to read to.
 
-        ``parts`` says into about how many tasks to cut a range; 1 by default. ``on_round`` gets
-        what was done, a range of each partition at most, while the next ones are read.
+        ``parts`` says into about how many tasks to cut a range. ``on_round`` gets what was done, a
+        range of each partition at most, while the next ones are read. ``drivers`` share the rate.
         """
         whole, report = CycleReport(), CycleReport()
         self._heads.forget()
@@ -286,7 +294,7 @@ class Cycle:
                     self._finish(state, self._manifest(state.intent.manifest), report)
                 elif state.intent is not None:
                     tasks += self._tasks(state, state.intent, report)
-        with RangeRounds(self._pipeline, self.drivers) as reading:
+        with RangeRounds(self._pipeline, drivers) as reading:
             results: Results | None = reading.run(tasks)
             while results is not None:
                 self._round(reading, results, report, find_next)
@@ -428,7 +436,7 @@ class Cycle:
 
     def _intend(self, state: SourceState, limit: str, bounds: Bounds, parts: int) -> None:
         """Step 3."""
-        source, (start, _) = self._pipeline.source, self.span(state.partition, bounds)
+        source, (start, _) = self._pipeline.source, self.left_to_read(state.partition, bounds)
         lost = lost_before(state.partition, state.head, bounds, source, self._accept_loss)
         if not source.before(start, limit):
             return
@@ -441,15 +449,10 @@ class Cycle:
             incarnation=bounds.incarnation or state.head.incarnation,
             cuts=choose_cuts(source, SourceRange(state.partition, first, limit), parts),
         )
-        self._write(
-            state,
-            Put("intent", encode_row(intent), expect=ABSENT),
-            Check("head", state.head_version),
-        )
-        state.read_intent(self._context.catalog)
+        self._put_intent(state, intent)
 
     def _tasks(self, state: SourceState, intent: Intent, report: CycleReport) -> list[Task]:
-        """Step 4, as a task for each cut."""
+        """Step 4, as a task for each part."""
         try:
             return plan_tasks(self._pipeline, state, intent, state.head.ordinal, self._context.ids)
         except NotFoundError:
@@ -470,22 +473,19 @@ class Cycle:
     ) -> list[Task]:
         """In step 4: ends a range before a record that the sink refused, if anything is there.
 
-        The record is in the first cut: a refusal in a later one ends the range before that cut.
+        The record is in the first part: a refusal in a later one ends the range before that part.
         """
         source, reader = self._pipeline.source, state.reader
         limit = end_before(source, reader.range, error) if reader is not None else None
         if limit is None or state.intent is None:
             return []
-        intent = msgspec.structs.replace(state.intent, limit=limit, cuts=())
-        change = Put("intent", encode_row(intent), expect=state.intent_version)
-        self._write(state, change, Check("head", state.head_version))
-        state.read_intent(self._context.catalog)
-        return self._tasks(state, intent, report)
+        shorter = msgspec.structs.replace(state.intent, limit=limit, cuts=())
+        return self._tasks(state, self._put_intent(state, shorter), report)
 
     def _fail(self, state: SourceState, error: TidelogError, report: CycleReport) -> NoReturn:
         """Raises the error of a range that could not be read, or not to its end.
 
-        If cuts before the failed one are committed, the rest is planned again.
+        If parts before the failed one are committed, the rest is planned again.
         """
         is_committed = state.partition in report.committed and state.intent is None
         if isinstance(error, NotFoundError) and not is_committed:
@@ -510,7 +510,7 @@ class Cycle:
         """Step 5."""
         intent, source = state.intent, self._pipeline.source
         if intent is None:
-            raise taken_error(self._pipeline.name, state.partition.text)
+            raise claimed_elsewhere_error(self._pipeline.name, state.partition.text)
         missing = missing_from(source, state, intent, produced)
         check_gaps(state.partition, state.head, missing.gaps)
         manifest = manifest_of(self._pipeline.id, state, intent, produced, missing)
@@ -519,13 +519,7 @@ class Cycle:
         put_same(self._context.store, key, seal_json(manifest))
         wanted, now_ms = find_next(state.partition, manifest.end), self._context.clock.now_ms()
         ahead = intend_next(source, intent, manifest, wanted, now_ms) if wanted else None
-        decided = msgspec.structs.replace(intent, manifest=key, ahead=ahead)
-        self._write(
-            state,
-            Put("intent", encode_row(decided), expect=state.intent_version),
-            Check("head", state.head_version),
-        )
-        state.read_intent(self._context.catalog)
+        self._put_intent(state, msgspec.structs.replace(intent, manifest=key, ahead=ahead))
         return manifest
 
     def _finish(
@@ -538,7 +532,7 @@ class Cycle:
         manifest = msgspec.structs.replace(manifest, left_out=manifest.left_out + left_out)
         intent = state.intent
         if intent is None:
-            raise taken_error(self._pipeline.name, state.partition.text)
+            raise claimed_elsewhere_error(self._pipeline.name, state.partition.text)
         done = commit_of(intent, manifest, self._context.clock.now_ms())
         note = manifest.note if isinstance(self._pipeline.source, TrackingSource) else b""
         head = committed_head(state.head, manifest, done, note)
@@ -561,12 +555,19 @@ class Cycle:
         staged files. Then a sink that misses files or is ahead is not damaged.
         """
         try:
-            return self._pipeline.sink.publish(manifest) or 0
+            return self._pipeline.sink.publish(manifest)
         except (CorruptError, InvalidError) as exc:
             row = self._context.catalog.get(state.where, "head")
             if row is None or row.version != state.head_version:
-                raise taken_error(self._pipeline.name, state.partition.text) from exc
+                raise claimed_elsewhere_error(self._pipeline.name, state.partition.text) from exc
             raise
+
+    def _put_intent(self, state: SourceState, intent: Intent) -> Intent:
+        """Stores an intent in place of the known one, under the known head, and returns it."""
+        put = Put("intent", encode_row(intent), expect=state.intent_version or ABSENT)
+        self._write(state, put, Check("head", state.head_version))
+        state.read_intent(self._context.catalog)
+        return intent
 
     def _write(self, state: SourceState, *changes: Change) -> str:
         """Writes conditionally. Raises ``FencedError`` if another driver has the partition."""
@@ -574,7 +575,7 @@ class Cycle:
         try:
             self._context.catalog.write(state.where, *changes, write_id=write_id)
         except ConflictError as exc:
-            raise taken_error(self._pipeline.name, state.partition.text) from exc
+            raise claimed_elsewhere_error(self._pipeline.name, state.partition.text) from exc
         return write_id
 
     def _manifest(self, key: str) -> Manifest:
@@ -593,7 +594,7 @@ class Cycle:
             error = explained(self._context, self._pipeline.name, state, unexpected(what, exc))
             if isinstance(error, ClaimedError):
                 self._drop(state.partition)
-                report.taken.add(state.partition)
+                report.claimed_elsewhere.add(state.partition)
             else:
                 report.errors[state.partition] = error
                 self._stale.add(state.partition)

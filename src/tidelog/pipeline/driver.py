@@ -1,13 +1,12 @@
-"""The driver: takes its share of a source's partitions, and runs cycles until it is stopped.
+"""The driver: claims its share of a source's partitions, and runs cycles until it is stopped.
 
 Any number of drivers of a pipeline share its source partitions (``share``). A heartbeat thread runs
 during cycles, so a long Spark job keeps them. A stop signal lets the current cycle finish. A second
 one may abandon it at any point, because the next driver finishes what is there. A driver with
-``take_over`` stops all others at once: they fail at their next write, and this one finishes their
-work.
+``take_over`` stops all others: they fail at their next write, and this one finishes their work.
 
-A run that drains takes what is free. It leaves the rest to drivers that it has seen to be alive, or
-waits for them (``wait``).
+A run that drains claims what is free. It leaves the rest to drivers that it has seen to be alive,
+or waits for them (``wait``).
 
 A failure in one source partition stops only that partition. A following driver retries it after
 waits that double, and does the same if it cannot reach the source at all (``failures``). A decided
@@ -47,7 +46,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
     unexpected,
 )
-from tidelog.model.pipeline import Begin, Progress
+from tidelog.model.pipeline import Progress
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures, contain_errors
 from tidelog.pipeline.pipeline import CycleReport, Pipeline
@@ -96,8 +95,10 @@ class DriverOptions:
     flush_on_stop: bool = False  # write waiting events before ending
     stop: threading.Event = field(default_factory=new_stop)
     on_look: Callable[[int], None] = lambda _: None  # with the number of waiting events
-    on_share: Callable[[int, int], None] = lambda *_: None  # with how many it has, and of all
-    on_left: Callable[[int, int], None] = lambda *_: None  # at its end: of other drivers, and all
+    # Gets (partitions of this driver, all partitions).
+    on_share: Callable[[int, int], None] = lambda *_: None
+    # At its end, gets (partitions left to other drivers, all partitions).
+    on_left: Callable[[int, int], None] = lambda *_: None
     on_cycle: Callable[[CycleReport], None] = lambda _: None
     on_outage: Callable[[TidelogError, float], None] = lambda *_: None  # with the wait in seconds
 
@@ -152,7 +153,7 @@ class Driver:
         """
         members = self._members
         cycle = Cycle(
-            self._context, self._pipeline, members.id, self._how.accept_loss, members.may_take
+            self._context, self._pipeline, members.id, self._how.accept_loss, members.may_claim
         )
         start = self._beginnings.start
         self._tracked = TrackedPartitions(self._context, self._pipeline, cycle, start)
@@ -263,8 +264,9 @@ class Driver:
             more.clear()
 
         find_next = self._next_ranges(plan, bounds)
-        with self._span(len(plan.limits)):
-            return cycle.run(plan.limits, bounds, plan.parts, find_next, on_round)
+        with self._trace(len(plan.limits)):
+            drivers = len(self._members.living)
+            return cycle.run(plan.limits, bounds, plan.parts, find_next, on_round, drivers)
 
     def _next_ranges(self, plan: _Plan, bounds: Mapping[SourcePartition, Bounds]) -> FindNext:
         """Returns what finds ranges to read ahead, until this driver has other things to do."""
@@ -306,7 +308,7 @@ class Driver:
             held, count = bounds.get(partition), self._pipeline.source.count
             if held and manifest.read >= events_max and count(manifest.end, held.end) is None:
                 self._full.add(partition)
-        for partition in report.taken:
+        for partition in report.claimed_elsewhere:
             self._failures.released(partition)
         self._failures.remove(report.committed.keys())
         if _fenced(report) is None:  # else the pipeline was removed, and this driver ends
@@ -342,7 +344,7 @@ class Driver:
                     self._away.add(partition)
                 elif intent.manifest or why is None or isinstance(why, NotFoundError):
                     if not cycle.is_ready(partition):
-                        cycle.claim(partition, Begin("", "earliest"))  # its head exists
+                        cycle.claim_known(partition)
                     found = True
         return found
 
@@ -361,9 +363,8 @@ class Driver:
         Raises if all of them fail, because that is an error of the source.
         """
         self._find_members()
-        cycle.drivers = len(self._members.living)
         own, partitions = self._list(cycle, errors)
-        if self._tracked.take(own, errors):
+        if self._tracked.claim_known(own, errors):
             own, partitions = self._list(cycle, errors)
         self._how.on_share(len(own), len(partitions))
         found = bounds_apart(self._pipeline.source, own, errors)
@@ -424,7 +425,7 @@ class Driver:
     def _list(
         self, cycle: Cycle, errors: dict[SourcePartition, TidelogError]
     ) -> tuple[list[SourcePartition], list[SourcePartition]]:
-        """Returns which source partitions this driver has or should take, and which there are."""
+        """Returns which source partitions this driver has or should claim, and which there are."""
         self._tracked.pass_on(self._members.is_alone())
         listed = list(self._pipeline.source.partitions())
         return self._share.look(cycle, listed, self._how.accept_loss, errors), listed
@@ -459,7 +460,7 @@ class Driver:
         }
         for partition in due:
             with contain_errors(partition, bounds, errors):
-                at, held = cycle.span(partition, bounds[partition])
+                at, held = cycle.left_to_read(partition, bounds[partition])
                 limits[partition] = self._limit(partition, at, held, parts[partition])
         return _Plan(waiting, limits, parts, everything, at_once, waves)
 
@@ -477,7 +478,7 @@ class Driver:
             return at_once
         return in_waves(at_once, events, self._due.events_max(), waves_max, not everything)
 
-    def _span(self, partitions: int) -> contextlib.AbstractContextManager[None]:
+    def _trace(self, partitions: int) -> contextlib.AbstractContextManager[None]:
         """Returns the trace span of a cycle that has work."""
         name, span = self._pipeline.name, self._context.spans.span
         work = span("tidelog.pipeline", pipeline=name, partitions=partitions)
@@ -492,17 +493,18 @@ class Driver:
         """Claims all partitions that may begin, and removes the others from ``bounds``."""
         new = [partition for partition in bounds if not cycle.is_ready(partition)]
         if new and not self._members.is_alone():
-            self._failures.taken()
+            self._failures.claimed()
         for partition in new:
             with contain_errors(partition, bounds, errors):
                 held = bounds[partition]
-                cycle.claim(partition, *self._beginnings.find(partition, held))
+                begin = self._beginnings.find(partition, held)
+                cycle.claim(partition, *begin, self._tracked.list_new)
             if partition not in bounds and partition not in errors:
                 self._share.lost(partition)
 
     def _count_waiting(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> int:
         """Returns about how many events wait; at least 1 if any do, or if an end went back."""
-        source, (start, held) = self._pipeline.source, cycle.span(partition, bounds)
+        source, (start, held) = self._pipeline.source, cycle.left_to_read(partition, bounds)
         if start == held.end or cycle.is_ended(partition):
             return 0
         if held.may_be_behind and not source.before(start, held.end):
@@ -540,7 +542,7 @@ class Driver:
         if report.errors.keys() - self._ended.keys():
             self._how.stop.wait(_LOOK_S)
             return False
-        if report.committed or report.ended or report.taken:
+        if report.committed or report.ended or report.claimed_elsewhere:
             return False  # a partition that begins again may hold events
         for error in self._ended.values():
             raise error
@@ -549,9 +551,8 @@ class Driver:
     def _leaves_rest(self) -> bool:
         """Returns whether a run that drains ends now, and leaves other drivers their partitions.
 
-        It first makes sure that they are alive: what a dead one has is taken after a while. With
-        ``wait``, they also must have been done before the last look, which then has found what
-        follows their partitions.
+        Ends only if the other drivers are alive; a dead driver's partitions are claimed first. With
+        ``wait``, ends only after a look that found the others finished.
         """
         left = len(self._share.theirs)
         if self._how.wait:

@@ -76,7 +76,7 @@ class PipelineFailures:
         with contextlib.suppress(TidelogError):
             self._stored.update(read_failures(self.context, self.pipeline))
 
-    def taken(self) -> None:
+    def claimed(self) -> None:
         """Reads the rows of source partitions that another driver had, to delete them in time."""
         self.__post_init__()
 

@@ -59,9 +59,9 @@ def manifest_of(
         end=produced.end,
         ordinal=state.head.ordinal,
         read=produced.read,
-        written=produced.staged.written,
+        written=produced.staged.events,
         dropped=produced.read
-        - produced.staged.written
+        - produced.staged.events
         - produced.staged.dead
         - produced.staged.left_out,
         dead=produced.staged.dead,

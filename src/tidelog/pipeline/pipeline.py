@@ -38,10 +38,11 @@ class Pipeline:
     rate: float | None = None  # events per second over all tasks
     gate: Callable[[], None] = lambda: None  # raises if no head may be created or thawed now
     start: str = "earliest"  # or latest: where partitions begin that existed at creation
-    lists: bool = True  # its first driver records the ends it sees; else the source knows
+    lists: bool = True  # its first driver stores the list of partitions with their ends
     erased: Callable[[str], ErasedRows] = lambda _: NO_ERASED_ROWS  # of a source partition, now
     title: str = ""  # for people who look at Spark's UI
-    goes_back: bool = False  # for what its source, an archive, got since in gaps it has passed
+    # Also reads what its source archive got later, in gaps that this pipeline has passed.
+    goes_back: bool = False
 
     @property
     def heading(self) -> str:
@@ -59,7 +60,7 @@ class CycleReport:
     # Ended, or begun again, by a person's decision.
     ended: set[SourcePartition] = field(default_factory=set)
     aside: list[Aside] = field(default_factory=list)  # ranges that the catalog lost
-    taken: set[SourcePartition] = field(default_factory=set)  # by another driver
+    claimed_elsewhere: set[SourcePartition] = field(default_factory=set)  # by another driver
     earlier: int = 0  # events of ranges before those in ``committed``
 
     @property
@@ -76,4 +77,4 @@ class CycleReport:
         self.aside += later.aside
         self.withdrawn |= later.withdrawn
         self.ended |= later.ended
-        self.taken |= later.taken
+        self.claimed_elsewhere |= later.claimed_elsewhere

@@ -7,11 +7,11 @@ again.
 
 **Cuts.** One task reads each part of a range, and a manifest lists the files of all of them. A
 range is planned once, and its plan is divided at the cuts that its intent records. Tasks run in any
-order, on any machine. Their results count in the order of the source, up to the first cut that
+order, on any machine. Their results count in the order of the source, up to the first part that
 ended before its limit or failed: what comes after it would leave a hole. So a manifest always
-describes one range without a hole, as if one task had read it. What later cuts staged is deleted,
+describes one range without a hole, as if one task had read it. What later parts staged is deleted,
 by the driver or by a sweep, and read again with a later range. What a sink decides about a range as
-a whole, such as how many dead letters it may have, is decided about what all cuts staged.
+a whole, such as how many dead letters it may have, is decided about what all parts staged.
 
 **Reading ahead.** The next range is read while the last one is copied and committed. Steps 5 to 7
 of a cycle (``cycle``) become these where more of a source partition waits:
@@ -35,9 +35,14 @@ begins where the committed range ended. Otherwise what it staged is deleted. The
 the range from before its first event is read until it is committed, so erasures, proofs, sweeps and
 seeks wait for it as for any other range (``Intent.reach``).
 
-A range that ended before a failed cut is followed by none, nor is one whose source cannot count
-what waits, or whose source tracks files by what was committed. A cycle without more to read takes
-no thread and no further write; one that reads ahead saves the write of each next ``intent``.
+Nothing is read ahead if:
+
+- a part of the range failed;
+- the source cannot count what waits;
+- the source tracks files by what was committed.
+
+A cycle without more to read takes no thread and no further write; one that reads ahead saves the
+write of each next ``intent``.
 """
 
 from __future__ import annotations
@@ -58,7 +63,7 @@ from tidelog.connectors.sink import (
     JudgingSink,
     RecordRefusedError,
     Sink,
-    Written,
+    WriterResult,
 )
 from tidelog.connectors.source import (
     ChangingReader,
@@ -103,7 +108,7 @@ __all__ = [
     "end_before",
     "in_waves",
     "intend_next",
-    "join_cuts",
+    "join_parts",
     "parts_of",
     "plan_tasks",
     "read_no_more",
@@ -162,7 +167,7 @@ class WaitingEvents:
         return max(1_000, int(self.policy.max_bytes / self._event_bytes))
 
     def cut_events_min(self, follow: bool) -> int:
-        """Returns how many events a cut has at least.
+        """Returns how many events a part has at least.
 
         A run that follows cuts only a backlog, so that its files keep their size.
         """
@@ -286,7 +291,7 @@ def divide_reader(source: Source, reader: RangeReader, cuts: Sequence[str]) -> l
 def plan_tasks(
     pipeline: Pipeline, state: SourceState, intent: Intent, ordinal: int, ids: Ids
 ) -> list[Task]:
-    """Returns a task for each cut of a range, which stages in a folder of its own.
+    """Returns a task for each part of a range, which stages in a folder of its own.
 
     ``ordinal`` is that of its first event. Raises ``NotFoundError`` if the range is not there.
     """
@@ -302,7 +307,7 @@ def plan_tasks(
     where = (pipeline.id, state.partition.text, state.head.epoch)
     task = Task(reader, sink, "", transform, erased=state.erased, title=pipeline.heading)
     return [
-        replace(task, reader=part, staging=layout.staging(*where, ids.new()), cut=number)
+        replace(task, reader=part, staging=layout.staging(*where, ids.new()), part=number)
         for number, part in enumerate(parts)
     ]
 
@@ -311,9 +316,9 @@ def plan_tasks(
 class RangeResult:
     """What the tasks of one range produced together."""
 
-    produced: TaskOutput | None = None  # up to the first cut that ended early or failed
-    error: TidelogError | None = None  # of that cut
-    unused: tuple[FileEntry, ...] = ()  # staged by cuts after it
+    produced: TaskOutput | None = None  # up to the first part that ended early or failed
+    error: TidelogError | None = None  # of that part
+    unused: tuple[FileEntry, ...] = ()  # staged by parts after it
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
@@ -321,8 +326,8 @@ class RangeResult:
         return self.produced.staged.files if self.produced is not None else ()
 
 
-def join_cuts(tasks: Sequence[Task], outcomes: Sequence[TaskOutcome]) -> RangeResult:
-    """Returns the result of a range from the outcomes of all its cuts, both in order."""
+def join_parts(tasks: Sequence[Task], outcomes: Sequence[TaskOutcome]) -> RangeResult:
+    """Returns the result of a range from the outcomes of all its parts, both in order."""
     counted: list[TaskOutput] = []
     error: TidelogError | None = None
     for task, outcome in zip(tasks, outcomes, strict=True):
@@ -338,11 +343,11 @@ def join_cuts(tasks: Sequence[Task], outcomes: Sequence[TaskOutcome]) -> RangeRe
 
 
 def _joined(counted: Sequence[TaskOutput]) -> TaskOutput:
-    """Returns the output of neighboring cuts as that of one task."""
-    first = next((each.staged for each in counted if each.staged.dead), Written())
-    staged = Written(
+    """Returns the output of neighboring parts as that of one task."""
+    first = next((each.staged for each in counted if each.staged.dead), WriterResult())
+    staged = WriterResult(
         tuple(file for each in counted for file in each.staged.files),
-        sum(each.staged.written for each in counted),
+        sum(each.staged.events for each in counted),
         sum(each.staged.dead for each in counted),
         sum(each.staged.left_out for each in counted),
         first.first_dead,
@@ -398,7 +403,7 @@ def _with_copies(pipeline: Pipeline, task: Task, result: RangeResult) -> RangeRe
     staged = replace(
         made.staged,
         files=(*copies, *made.staged.files),
-        written=made.staged.written + events["data"],
+        events=made.staged.events + events["data"],
         dead=made.staged.dead + events["dead"],
     )
     return replace(
@@ -409,31 +414,31 @@ def _with_copies(pipeline: Pipeline, task: Task, result: RangeResult) -> RangeRe
 def run_ranges(
     pipeline: Pipeline, tasks: Sequence[Task], drivers: int = 1
 ) -> Iterator[tuple[SourcePartition, RangeResult]]:
-    """Runs tasks. Yields the result of each range when its last cut has ended.
+    """Runs tasks. Yields the result of each range when its last part has ended.
 
     ``drivers`` is how many share the rate of the pipeline.
     """
     ranges: dict[SourcePartition, list[Task]] = {}
-    for task in sorted(tasks, key=lambda each: each.cut):
+    for task in sorted(tasks, key=lambda each: each.part):
         ranges.setdefault(task.range.partition, []).append(task)
     found: dict[SourcePartition, dict[int, TaskOutcome]] = {each: {} for each in ranges}
     for outcome in _outcomes(pipeline, tasks, drivers):
         done, wanted = found[outcome.partition], ranges[outcome.partition]
-        if outcome.cut in done or outcome.cut >= len(wanted):
+        if outcome.part in done or outcome.part >= len(wanted):
             raise InternalError(
-                f"source partition `{outcome.partition.text}`: cut {outcome.cut} of {len(wanted)} "
-                "has two outcomes, or was not planned"
+                f"source partition `{outcome.partition.text}`: part {outcome.part} of "
+                f"{len(wanted)} has two outcomes, or was not planned"
             )
-        done[outcome.cut] = outcome
+        done[outcome.part] = outcome
         if len(done) == len(wanted):
             outcomes = [done[number] for number in range(len(wanted))]
-            result = _judged(pipeline.sink, outcome.partition, join_cuts(wanted, outcomes))
+            result = _judged(pipeline.sink, outcome.partition, join_parts(wanted, outcomes))
             yield outcome.partition, _with_copies(pipeline, wanted[0], result)
 
 
 def _outcomes(pipeline: Pipeline, tasks: Sequence[Task], drivers: int) -> Iterator[TaskOutcome]:
     """Yields outcomes. If the workers as a whole fail, each remaining task has that error."""
-    left = {(task.range.partition, task.cut) for task in tasks}
+    left = {(task.range.partition, task.part) for task in tasks}
     if pipeline.rate is not None:
         rate = pipeline.rate / len(tasks) / drivers
         tasks = [replace(task, rate=rate) for task in tasks]
@@ -441,16 +446,16 @@ def _outcomes(pipeline: Pipeline, tasks: Sequence[Task], drivers: int) -> Iterat
         for transform in dict.fromkeys(task.transform for task in tasks):
             alike = [task for task in tasks if task.transform == transform]
             for outcome in pipeline.workers.run(alike):
-                left.discard((outcome.partition, outcome.cut))
+                left.discard((outcome.partition, outcome.part))
                 yield outcome
     except UnavailableError as exc:
-        for partition, cut in sorted(left):
-            yield TaskOutcome(partition, error=exc, cut=cut)
+        for partition, part in sorted(left):
+            yield TaskOutcome(partition, error=exc, part=part)
     except TidelogError:
         raise  # the workers or the transform are unusable
     except Exception as exc:  # noqa: BLE001 - what is done of the others stays done
-        for partition, cut in sorted(left):
-            yield TaskOutcome(partition, error=unexpected("workers", exc), cut=cut)
+        for partition, part in sorted(left):
+            yield TaskOutcome(partition, error=unexpected("workers", exc), part=part)
 
 
 class RangeAhead(NamedTuple):

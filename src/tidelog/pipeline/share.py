@@ -4,11 +4,12 @@ A driver is a member (``coordination.ownership``) of its pipeline. Each source p
 owner at a time, in its ``head``, with an epoch that grows with each owner; every write of the cycle
 expects the head. So a driver that was considered dead fails at its next write.
 
-A driver that follows has a fair share of the partitions that the source lists. It takes what is
+A driver that follows has a fair share of the partitions that the source lists. It claims what is
 free, or whose owner is dead, until it has its share. It releases what is beyond its share, but
 only partitions without a range in progress, so no work is done twice. Nothing is taken from a
-living driver. A run that drains has no share: it takes all that is free, and the others keep theirs
-(``Member.once``). A source that tracks its partitions has one driver (``TrackedPartitions``).
+living driver. A run that drains has no share: it claims all that is free, and the others keep
+theirs (``Member.once``). A source that tracks its partitions has one driver
+(``TrackedPartitions``).
 
 A driver that must be alone changes the fence first (``take_over``): all others stop at their next
 heartbeat, and their partitions are free.
@@ -104,13 +105,13 @@ class DriverMembers(Membership):
         return fair_share(self.id, [each for each in self.living if each not in self._once], count)
 
     def in_turn(self, partitions: Sequence[SourcePartition]) -> list[SourcePartition]:
-        """Returns partitions in the order in which to take them; other drivers begin elsewhere."""
+        """Returns partitions in the order in which to claim them; other drivers begin elsewhere."""
         living = self.living
         first = living.index(self.id) * len(partitions) // len(living) if self.id in living else 0
         return [*partitions[first:], *partitions[:first]]
 
-    def may_take(self, owner: str) -> bool:
-        """Returns whether a source partition of this owner may be taken: it is free or dead."""
+    def may_claim(self, owner: str) -> bool:
+        """Returns whether a source partition of this owner may be claimed: it is free or dead."""
         if owner in ("", self.id):
             return True
         # Before the row is read: a slow read must not count as silence.
@@ -125,7 +126,7 @@ class DriverMembers(Membership):
 
 
 class DriverShare:
-    """The source partitions of one driver: which it has, should take, and leaves to others."""
+    """The source partitions of one driver: which it has, should claim, and leaves to others."""
 
     def __init__(
         self,
@@ -149,9 +150,9 @@ class DriverShare:
         accept_loss: bool,
         errors: dict[SourcePartition, TidelogError],
     ) -> list[SourcePartition]:
-        """Releases what is beyond the share. Returns what this driver has, or should take now.
+        """Releases what is beyond the share. Returns what this driver has, or should claim now.
 
-        A partition whose parents are not read to their end is not taken. Adds one that cannot be
+        A partition whose parents are not read to their end is not claimed. Adds one that cannot be
         looked at to ``errors``.
         """
         self.listed, self.theirs = set(partitions), {}
@@ -162,17 +163,17 @@ class DriverShare:
             return held
         others = [each for each in self._members.in_turn(partitions) if not cycle.has_claimed(each)]
         lineage = Lineage(self._context, self._pipeline, cycle, others)
-        taken: list[SourcePartition] = []
+        free: list[SourcePartition] = []
         # Those that fail come last, so that no other one waits for them.
         for partition in sorted(others, key=self._failures.is_failing):
-            if len(held) + len(taken) >= share:
+            if len(held) + len(free) >= share:
                 break
             try:
                 if self._is_free(partition) and lineage.is_ready(partition, accept_loss):
-                    taken.append(partition)
+                    free.append(partition)
             except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
                 errors[partition] = unexpected(f"source partition `{partition.text}`", exc)
-        return [*held, *taken]
+        return [*held, *free]
 
     def _share(self, cycle: Cycle, partitions: Sequence[SourcePartition]) -> int:
         """Returns how many this driver should have: a fair share, or all or none of tracked ones.
@@ -232,11 +233,11 @@ class DriverShare:
         )
 
     def _is_free(self, partition: SourcePartition) -> bool:
-        """Returns whether it may be taken; a claim decides that again."""
+        """Returns whether it may be claimed; a claim decides that again."""
         if self._members.is_alone():
             return True
         owner = self._members.owner_of(partition)
-        if self._members.may_take(owner):
+        if self._members.may_claim(owner):
             return True
         self.theirs[partition] = owner
         return False

@@ -30,7 +30,7 @@ its rows twice. These rules exclude that:
    of any is in progress. So no other driver reads the same file at that time.
 3. The list of partitions has a version. A driver reads it before it looks at the source, and adds a
    partition only to that version. So a second driver that added one meanwhile is noticed.
-4. A driver that takes known partitions from another one changes the version, and then looks again.
+4. A driver that claims known partitions from another one changes the version, and then looks again.
    So the other one can begin nothing by what it knew before.
 5. A partition is listed together with what identifies it. A driver that finds it there without a
    head knows which file it is.
@@ -83,14 +83,14 @@ from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import contain_errors
 from tidelog.pipeline.gaps import LostError, vanished_end
 from tidelog.pipeline.pipeline import Pipeline
-from tidelog.pipeline.source_state import taken_error
+from tidelog.pipeline.source_state import claimed_elsewhere_error
 
 __all__ = [
     "Beginnings",
     "Lineage",
     "SeenEnds",
-    "Tracked",
     "TrackedPartitions",
+    "TrackingState",
     "copy_seen",
     "list_at_version",
     "list_seen",
@@ -150,7 +150,7 @@ def renew_listing(context: Context, pipeline: str) -> None:
     update(context, where, [row], lambda rows: Decision(None, [rows.put(row, b"")]), what)
 
 
-class Tracked(NamedTuple):
+class TrackingState(NamedTuple):
     """What a source that tracks its partitions was passed."""
 
     heads: dict[SourcePartition, Progress]
@@ -165,7 +165,7 @@ def track(
     heads: Mapping[SourcePartition, Progress] | None = None,
     *,
     is_from_first: bool = False,
-) -> Tracked:
+) -> TrackingState:
     """Passes what the pipeline has read to a source that tracks its partitions.
 
     Returns what it passed; ``heads`` need not be read. Without any, it also passes the ends that
@@ -173,13 +173,13 @@ def track(
     (``is_from_first``), those that its creation saw count as seen.
     """
     if not isinstance(source, TrackingSource):
-        return Tracked({}, set(), None)
+        return TrackingState({}, set(), None)
     version = listing_version(context, pipeline)
     found = dict(heads or {})
     known = read_known(context, pipeline, found, is_from_first=is_from_first)
     seen = read_seen(context, pipeline) if heads is None else {}
     source.track({each: replace(one, seen=seen.get(each, one.seen)) for each, one in known.items()})
-    return Tracked(found, set(known), version)
+    return TrackingState(found, set(known), version)
 
 
 def read_known(
@@ -477,8 +477,8 @@ class TrackedPartitions:
         self._listed: set[SourcePartition] = set()  # by the source
         self._held: Mapping[SourcePartition, Bounds] = {}
         self._version: Expectation = None
-        if isinstance(pipeline.source, TrackingSource):
-            cycle.list_partition = self._add
+        is_tracking = isinstance(pipeline.source, TrackingSource)
+        self.list_new = self._add if is_tracking else None  # for ``Cycle.claim``
 
     def pass_on(self, is_alone: bool) -> None:
         """Passes to the source what was read; other drivers change their heads at any time."""
@@ -494,13 +494,15 @@ class TrackedPartitions:
         )
         self.heads, self._known, self._version = tracked.heads, tracked.known, tracked.version
 
-    def take(self, own: list[SourcePartition], errors: dict[SourcePartition, TidelogError]) -> bool:
-        """Takes known partitions before anything new begins; returns whether to look again."""
+    def claim_known(
+        self, own: list[SourcePartition], errors: dict[SourcePartition, TidelogError]
+    ) -> bool:
+        """Claims known partitions before anything new begins; returns whether to look again."""
         heads, cycle = self.heads or {}, self._cycle
         known = [each for each in own if each in heads and not cycle.is_ready(each)]
         for partition in known:
             with contain_errors(partition, {}, errors):
-                cycle.claim(partition, Begin("", "earliest"))  # its head exists
+                cycle.claim_known(partition)
         if known:
             renew_listing(self._context, self._pipeline.id)
         return bool(known)
@@ -524,7 +526,7 @@ class TrackedPartitions:
         cycle, name = self._cycle, self._pipeline.name
         wait = any(not cycle.is_ready(each) for each in self._known & self._listed)
         if wait or any(map(cycle.has_range, cycle.partitions())):
-            raise taken_error(name, partition.text)
+            raise claimed_elsewhere_error(name, partition.text)
         held = self._held[partition]
         listed = ListedPartition(
             partition.text,
@@ -538,7 +540,7 @@ class TrackedPartitions:
         except ConflictError:
             found = read_listed(self._context, self._pipeline.id).get(partition.text)
             if found is None or found.incarnation != listed.incarnation:
-                raise taken_error(name, partition.text) from None
+                raise claimed_elsewhere_error(name, partition.text) from None
             # This driver has listed it itself: in its first look, or a reply was lost.
         self._known.add(partition)
 

@@ -36,12 +36,12 @@ __all__ = [
     "FrozenError",
     "SourceState",
     "claim_failed_error",
+    "claimed_elsewhere_error",
     "claimed_head",
     "closed_error",
     "explained",
     "frozen_error",
     "head_error",
-    "taken_error",
 ]
 
 
@@ -112,7 +112,9 @@ class FrozenError(UnavailableError):
     """The head is frozen while another generation is promoted. It may resume after that."""
 
 
-def taken_error(pipeline: str, partition: str, head: Progress | None = None) -> ClaimedError:
+def claimed_elsewhere_error(
+    pipeline: str, partition: str, head: Progress | None = None
+) -> ClaimedError:
     """Returns the error of a source partition that another driver has."""
     other = f" (epoch {head.epoch})" if head is not None else ""
     return ClaimedError(
@@ -122,7 +124,7 @@ def taken_error(pipeline: str, partition: str, head: Progress | None = None) -> 
 
 
 def claim_failed_error(pipeline: str, partition: str) -> UnavailableError:
-    """Returns the error of a source partition that could not be taken, for reasons that pass."""
+    """Returns the error of a source partition that could not be claimed, for reasons that pass."""
     return UnavailableError(
         f"source partition `{partition}` of pipeline `{pipeline}`: could not be claimed, replies "
         "stay lost or others keep changing its head: try again",
@@ -155,7 +157,7 @@ def head_error(pipeline: str, state: SourceState, head: Progress | None) -> Tide
     if head.frozen:
         return frozen_error(pipeline, partition)
     if (head.owner, head.epoch) != (state.head.owner, state.head.epoch):
-        return taken_error(pipeline, partition, head)
+        return claimed_elsewhere_error(pipeline, partition, head)
     return UnavailableError(
         f"source partition `{partition}` of pipeline `{pipeline}`: its rows were changed: they are "
         "read again",

@@ -27,7 +27,7 @@ from tidelog.codec.event_batch import events_of
 from tidelog.concurrency import Pool
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.by_url import refuse_archive_folder, source_at
-from tidelog.connectors.sink import RangeWriter, TargetSink, Written
+from tidelog.connectors.sink import RangeWriter, TargetSink, WriterResult
 from tidelog.connectors.source import Chunk, DividingReader, SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_progress
@@ -75,8 +75,9 @@ class HandlerSink:
     def writer(self, partition: str, staging: str) -> RangeWriter:
         raise InternalError(f"stream: source partition `{partition}` has no handler: use run")
 
-    def publish(self, manifest: Manifest) -> int | None:
+    def publish(self, manifest: Manifest) -> int:
         """Does nothing: the handler has the events."""
+        return 0
 
     def discard(self, manifest: Manifest) -> None:
         """Does nothing: nothing is staged."""
@@ -173,14 +174,14 @@ class HandlerWorkers:
     def _outcome(self, task: Task) -> TaskOutcome:
         partition = task.range.partition
         try:
-            return TaskOutcome(partition, self._deliver(task), cut=task.cut)
+            return TaskOutcome(partition, self._deliver(task), part=task.part)
         except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
             error = unexpected(f"source partition `{partition.text}`", exc)
-            return TaskOutcome(partition, error=error, cut=task.cut)
+            return TaskOutcome(partition, error=error, part=task.part)
 
     def _deliver(self, task: Task) -> TaskOutput:
         """Returns how far the handler got. A range that it did not begin ends where it starts."""
-        done = TaskOutput(task.range.start, 0, Written())
+        done = TaskOutput(task.range.start, 0, WriterResult())
         if self._is_over():
             return done
         self._check_owner(task, always=True)
@@ -209,7 +210,7 @@ class HandlerWorkers:
             got = self._deliver_unit(task, unit)
             if got is None:
                 return _until(task, done, staged, events[:read]), False
-            staged = replace(staged, written=staged.written + got[0], dead=staged.dead + got[1])
+            staged = replace(staged, events=staged.events + got[0], dead=staged.dead + got[1])
             read += len(unit)
             if read < len(events) and self.context.clock.monotonic_s() >= end_s:
                 until = _until(task, done, staged, events[:read])
@@ -292,7 +293,9 @@ def _events(batch: pa.RecordBatch, topic: str) -> list[Event]:
     return list(events_of(batch, topic, partition, batch.column("offset").to_numpy()))
 
 
-def _until(task: Task, done: TaskOutput, staged: Written, handled: Sequence[Event]) -> TaskOutput:
+def _until(
+    task: Task, done: TaskOutput, staged: WriterResult, handled: Sequence[Event]
+) -> TaskOutput:
     """Returns the output with the first events of a chunk, or without if no range can end there."""
     reader = task.reader
     if not handled or not isinstance(reader, DividingReader):

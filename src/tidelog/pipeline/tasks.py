@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.concurrency import Pool
-from tidelog.connectors.sink import RecordRefusedError, Sink, Written
+from tidelog.connectors.sink import RecordRefusedError, Sink, WriterResult
 from tidelog.connectors.source import (
     Chunk,
     RangeReader,
@@ -53,7 +53,7 @@ class TaskOutput:
 
     end: str  # the position that was reached
     read: int
-    staged: Written
+    staged: WriterResult
     note: bytes = b""  # for the source to read later
 
 
@@ -95,14 +95,14 @@ class ErasedRows:
 NO_ERASED_ROWS = ErasedRows()
 
 
-def with_left_out(staged: Written, events: int) -> Written:
+def with_left_out(staged: WriterResult, events: int) -> WriterResult:
     """Returns what was staged, with this many more events counted as erased."""
     return replace(staged, left_out=staged.left_out + events) if events else staged
 
 
 @dataclass(frozen=True)
 class Task:
-    """A range to process, or one cut of it, with everything needed to do it anywhere; picklable."""
+    """A range to process, or a part of it, with everything needed to do it anywhere; picklable."""
 
     reader: RangeReader
     sink: Sink
@@ -110,7 +110,7 @@ class Task:
     transform: str = ""  # module:function, from DataFrame to DataFrame; needs Spark
     rate: float | None = None  # most events per second to read
     erased: ErasedRows = NO_ERASED_ROWS  # erased before the intent; never written
-    cut: int = 0  # which part of its range it reads, counted from 0
+    part: int = 0  # which part of its range it reads, counted from 0
     title: str = ""  # of its pipeline, for people
 
     @property
@@ -153,7 +153,7 @@ class TaskOutcome:
     partition: SourcePartition
     produced: TaskOutput | None = None
     error: TidelogError | None = None
-    cut: int = 0  # that of the task
+    part: int = 0  # that of the task
 
 
 class Workers(Protocol):
@@ -203,10 +203,10 @@ def run_task(task: Task) -> TaskOutcome:
     """Returns the outcome of a task. Any failure is an error of its source partition."""
     partition = task.range.partition
     try:
-        return TaskOutcome(partition, task.run(), cut=task.cut)
+        return TaskOutcome(partition, task.run(), part=task.part)
     except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
         error = unexpected(f"source partition `{partition.text}`", exc)
-        return TaskOutcome(partition, error=error, cut=task.cut)
+        return TaskOutcome(partition, error=error, part=task.part)
 
 
 _: type[Workers] = LocalWorkers

@@ -51,7 +51,7 @@ from tidelog.concurrency import Pool
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.log.partition_reader import lost_object
-from tidelog.log.run_reader import Amendments, Cut, apply, describe_run, read_run
+from tidelog.log.run_reader import Amendments, RunSelection, apply, describe_run, read_run
 from tidelog.log.run_reader import EventRows as Stored
 from tidelog.log.topics import find_topic
 from tidelog.model.event import Event
@@ -73,6 +73,7 @@ __all__ = [
     "play",
     "play_arrow",
     "play_events",
+    "times_of",
 ]
 
 _SCHEMA = STORED_SCHEMA.append(pa.field("offset", pa.int64(), nullable=False))
@@ -179,7 +180,7 @@ class BufferedRun:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         batch = pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0)
         self._rows, self._at, self._aside = (
-            TimedRows(batch, _times(batch), batch_bytes(left)),
+            TimedRows(batch, times_of(batch), batch_bytes(left)),
             0,
             True,
         )
@@ -200,7 +201,7 @@ def kept_rows(parts: Sequence[Stored], wanted: EventFilter) -> TimedRows:
     offsets = np.concatenate([part.offsets for part in parts] or [np.zeros(0, np.int64)])
     table = pa.Table.from_batches(batches, STORED_SCHEMA)
     batch = one_batch(table.append_column(_SCHEMA.field("offset"), pa.array(offsets)))
-    times = _times(batch)
+    times = times_of(batch)
     mask = wanted.mask(times, offsets)
     if not mask.all():
         batch, times = batch.filter(pa.array(mask)), times[mask]
@@ -234,7 +235,8 @@ def _is_sorted(times: npt.NDArray[np.int64]) -> bool:
     return not bool((times[1:] < times[:-1]).any())
 
 
-def _times(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+def times_of(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """Returns the event times of a batch, in ms."""
     times: npt.NDArray[np.int64] = batch.column("timestamp").cast(pa.int64()).to_numpy()
     return times
 
@@ -267,8 +269,8 @@ class Loader:
     ) -> Iterator[Stored]:
         if found.group is None:
             what = describe_run(self._topic, found.partition, found.run)
-            cut = Cut(wanted.start, wanted.end)
-            yield from read_run(self._store, found.run, what, cut, amendments)
+            selection = RunSelection(wanted.start, wanted.end)
+            yield from read_run(self._store, found.run, what, selection, amendments)
             return
         batch = self._file(found).read(found.group)
         places = batch.column("offset").to_numpy()

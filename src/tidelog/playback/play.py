@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.clock import Clock
@@ -26,7 +25,7 @@ from tidelog.context import Context
 from tidelog.errors import InvalidError
 from tidelog.model.playback import Cursor, Pin, PlaybackState
 from tidelog.model.topic import Topic
-from tidelog.playback.merge import play
+from tidelog.playback.merge import play, times_of
 from tidelog.playback.session import NamedPlayback
 
 __all__ = [
@@ -91,12 +90,6 @@ def paced(
             end = int(np.searchsorted(due_s, now_s, "right"))
             yield batch.slice(at, end - at)
             at = end
-
-
-def times_of(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """Returns the event times of a batch, in ms."""
-    times: npt.NDArray[np.int64] = batch.column("timestamp").cast(pa.int64()).to_numpy()
-    return times
 
 
 class SlotCount(NamedTuple):

@@ -77,7 +77,7 @@ from tidelog.server.http.metrics import (
     request_id_of,
 )
 from tidelog.server.http.request import (
-    Bodies,
+    TransferBudget,
     WholeRoute,
     check_conditions,
     check_host,
@@ -162,7 +162,7 @@ class ServerApp:
         link = self._telemetry.link if self._telemetry is not None else lambda: None
         self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
         self._ingest = Ingest(home, self._topics, self._threads, self.gate.check, link)
-        self._bodies = Bodies(options.body_bytes_max, self._clock)
+        self._bodies = TransferBudget(options.body_bytes_max, self._clock)
         self._deliveries = Deliveries(self._clock)
         catalog = home.catalog if isinstance(home.catalog, CheckedCatalog) else None
         self.metrics = Metrics(home.meter, self._buffered, catalog)

@@ -37,8 +37,8 @@ from tidelog.log.partition_reader import Reader
 from tidelog.log.run_reader import (
     NO_AMENDMENTS,
     Amendments,
-    Cut,
     EventRows,
+    RunSelection,
     describe_run,
     fetch_run,
     read_run,
@@ -422,8 +422,10 @@ def _batches(store: Store, task: ReadTask, wanted: pa.Schema) -> Iterator[pa.Rec
                 BatchPosition(task.topic, piece.partition),
                 task.times.hold(piece.run),
             )
-            cut = Cut(piece.start, piece.end, columns, pool, None if is_within else task.times.miss)
-            for rows in _rows(store, task, piece, cut, data):
+            selection = RunSelection(
+                piece.start, piece.end, columns, pool, None if is_within else task.times.miss
+            )
+            for rows in _rows(store, task, piece, selection, data):
                 found = to_spark(rows, place, wanted)
                 mask = task.pushed.mask(rows.batch)
                 if not is_within:
@@ -444,11 +446,11 @@ def _fetch(store: Store, task: ReadTask, piece: OffsetSlice) -> bytes | None:
 
 
 def _rows(
-    store: Store, task: ReadTask, piece: OffsetSlice, cut: Cut, data: bytes | None
+    store: Store, task: ReadTask, piece: OffsetSlice, selection: RunSelection, data: bytes | None
 ) -> Iterator[EventRows]:
     what = describe_run(task.topic, piece.partition, piece.run)
     try:
-        yield from read_run(store, piece.run, what, cut, piece.amendments, data)
+        yield from read_run(store, piece.run, what, selection, piece.amendments, data)
     except NotFoundError as exc:
         raise _gone(task, piece) from exc
 

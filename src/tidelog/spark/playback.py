@@ -36,7 +36,7 @@ from tidelog.connectors.sink import (
     PlaybackSink,
     SinkContext,
     TargetSink,
-    Written,
+    WriterResult,
     check_playback_sink,
     lots_of,
     open_playback_sink,
@@ -320,7 +320,7 @@ class PlayedWindow:
     times: TimeRange
     slots: tuple[SlotCount, ...] = ()
     last: Cursor | None = None
-    staged: Written | None = None
+    staged: WriterResult | None = None
     error: TidelogError | None = None
 
     @property
@@ -408,7 +408,7 @@ class _StagingPlaybackSink:
         place = functools.partial(places_in, staging.topic, staging.keep_partition)
         target = SegmentTarget(url)
         self._writer = SegmentWriter(store, staging.folder, target, place)
-        self.staged: Written | None = None
+        self.staged: WriterResult | None = None
 
     def put(self, lot: Lot) -> None:
         self._writer.write(lot.batch)

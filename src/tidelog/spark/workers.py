@@ -49,7 +49,7 @@ from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from tidelog.codec.event_batch import EVENT_SCHEMA, check_times
-from tidelog.connectors.sink import Written
+from tidelog.connectors.sink import WriterResult
 from tidelog.connectors.topic.segments import check_rows
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpected
 from tidelog.model import layout
@@ -296,14 +296,14 @@ def _write(blobs: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterato
     try:
         produced = _written(task, batches)
     except TidelogError as exc:
-        yield _outcome(TaskOutcome(task.range.partition, error=exc, cut=task.cut))
+        yield _outcome(TaskOutcome(task.range.partition, error=exc, part=task.part))
         return
     finally:
         _note_path(task).unlink(missing_ok=True)
     if isinstance(produced, _LargeRows):
         yield _outcome(produced)
     else:
-        yield _outcome(TaskOutcome(task.range.partition, produced, cut=task.cut))
+        yield _outcome(TaskOutcome(task.range.partition, produced, part=task.part))
     keep_modules()
 
 
@@ -333,7 +333,7 @@ def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput | _Lar
         last = int(offsets[-1])
         written.append(offsets)
         writer.write(rows)
-    staged: Written = writer.close()
+    staged: WriterResult = writer.close()
     note = _read_note(task)
     if isinstance(note, _LargeRows):
         return note
@@ -428,7 +428,7 @@ class SparkWorkers:
             elif isinstance(exc, UnavailableError):
                 raise
             else:
-                yield TaskOutcome(tasks[0].range.partition, error=exc, cut=tasks[0].cut)
+                yield TaskOutcome(tasks[0].range.partition, error=exc, part=tasks[0].part)
         else:
             yield from done
 
@@ -436,7 +436,7 @@ class SparkWorkers:
         try:
             return self._job([task])[0]
         except TidelogError as exc:
-            return TaskOutcome(task.range.partition, error=exc, cut=task.cut)
+            return TaskOutcome(task.range.partition, error=exc, part=task.part)
 
     def _job(self, tasks: Sequence[Task]) -> list[TaskOutcome]:
         """Runs tasks in one job. Raises the error of the job if it fails (``job_error``)."""

@@ -19,12 +19,12 @@ import pytest
 from tests.codec.formats.files import batch
 from tests.support.homes import a_store
 from tidelog.codec.formats import FormatSettings, open_format
-from tidelog.connectors.archive import sink as dead_letters
+from tidelog.connectors.archive import dead_letters
 from tidelog.connectors.archive import sink as files
 from tidelog.connectors.archive import staging as uploads
 from tidelog.connectors.archive.sink import ArchiveSink, ArchiveSinkSettings, OpenFile
 from tidelog.connectors.archive.staging import publish_files
-from tidelog.connectors.sink import Written
+from tidelog.connectors.sink import WriterResult
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.scheduler import FakeClock
@@ -46,7 +46,7 @@ def batches(names: Sequence[str], size: int = 100) -> Iterator[pa.RecordBatch]:
         yield batch(rows[first : first + size])
 
 
-def lay(folder: Path, rows: Iterator[pa.RecordBatch], **settings: Any) -> Written:
+def lay(folder: Path, rows: Iterator[pa.RecordBatch], **settings: Any) -> WriterResult:
     """What an archive makes of a range, published."""
     sink = ArchiveSink(ArchiveSinkSettings(str(folder), "a", "dead/a", **settings))
     writer = sink.writer("orders/3", "staging/p/1/x")
@@ -58,7 +58,7 @@ def lay(folder: Path, rows: Iterator[pa.RecordBatch], **settings: Any) -> Writte
     return written
 
 
-def numbers(folder: Path, written: Written, name: str = "parquet") -> Counter[int]:
+def numbers(folder: Path, written: WriterResult, name: str = "parquet") -> Counter[int]:
     """The events of all files, each of which holds what it says."""
     form, store = open_format(name), a_store(str(folder))
     beside = {file.target for file in written.files if file.kind == "sidecar"}
@@ -92,7 +92,7 @@ def test_each_event_is_once_in_the_folder_of_its_name(
 ) -> None:
     names = [f"n{number * number % 17}" for number in range(700)]
     written = lay(tmp_path, batches(names), parser=BY_NAME, format=form, **pressure)
-    assert written.written == 700
+    assert written.events == 700
     assert numbers(tmp_path, written, form) == Counter(range(700))
     targets = [file.target for file in written.files]
     assert len(targets) == len(set(targets))
@@ -125,7 +125,7 @@ def test_never_more_files_are_open_than_allowed(
     monkeypatch.setattr(files, "_PART_ROWS", 4)
     for each in batches([f"n{number % 40}" for number in range(3_000)]):
         writer.write(each)
-    assert writer.close().written == 3_000
+    assert writer.close().events == 3_000
     assert max(counts) == 4  # and the one that is opened
 
 
@@ -196,7 +196,7 @@ def test_many_dead_letters_make_several_files_each_in_order(
         )
         found.update(offsets)
     assert found == Counter(range(0, 600, 2))
-    assert written.dead == written.written == 300
+    assert written.dead == written.events == 300
 
 
 def test_a_file_is_named_by_its_first_event_and_not_by_a_misfit(tmp_path: Path) -> None:
@@ -211,8 +211,8 @@ def test_a_file_is_named_by_its_first_event_and_not_by_a_misfit(tmp_path: Path) 
 
 
 def test_a_range_without_any_event_has_no_files(tmp_path: Path) -> None:
-    assert lay(tmp_path, iter([]), parser=BY_NAME) == Written()
-    assert lay(tmp_path / "b", iter([])) == Written()
+    assert lay(tmp_path, iter([]), parser=BY_NAME) == WriterResult()
+    assert lay(tmp_path / "b", iter([])) == WriterResult()
 
 
 class SlowStore(MemoryStore):
@@ -301,7 +301,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for number in range(1, parts):
     writer.write(part(number))
 written = writer.close()
-assert written.written == parts * rows, written.written
+assert written.events == parts * rows, written.events
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 

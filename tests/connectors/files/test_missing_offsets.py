@@ -18,7 +18,7 @@ from tidelog.connectors.files.source import (
     holes_between_files,
     missing_in_files,
 )
-from tidelog.connectors.sink import Written
+from tidelog.connectors.sink import WriterResult
 from tidelog.connectors.source import MissingOffsets, SourcePartition, SourceRange
 from tidelog.errors import InvalidError
 from tidelog.model import limits
@@ -82,7 +82,7 @@ def lacked(
     rows = ErasedRows(np.array(erased, np.int64))
     state = SourceState(PART, "", Progress("0", 0, 0, gaps=known), "", erased=rows)
     intent = Intent("0", "100")
-    produced = TaskOutput("100", 100 - sum(each.offsets for each in gaps), Written())
+    produced = TaskOutput("100", 100 - sum(each.offsets for each in gaps), WriterResult())
     return missing_from(Lacking(gaps), state, intent, produced)
 
 

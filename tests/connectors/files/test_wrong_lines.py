@@ -14,7 +14,7 @@ from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Home
 from tidelog.archive.dead_letters import dead_letters
 from tidelog.archive.restore import RestoreOptions, restore
-from tidelog.connectors.archive.staging import CHANGED
+from tidelog.connectors.archive.dead_letters import CHANGED
 from tidelog.connectors.files import row_files as rows
 from tidelog.errors import InvalidError
 from tidelog.model.archive import Archive

@@ -217,11 +217,12 @@ class DyingSink(KinesisSink):
 
     died = False
 
-    def publish(self, manifest: Any) -> None:
-        super().publish(manifest)
+    def publish(self, manifest: Any) -> int:
+        done = super().publish(manifest)
         if not DyingSink.died:
             DyingSink.died = True
             raise KeyboardInterrupt
+        return done
 
 
 def test_a_range_that_is_published_twice_is_there_twice_and_none_is_lost(

@@ -190,7 +190,7 @@ def test_member_that_is_silent_is_waited_for_and_then_passed() -> None:
     topic = create_topic(context, Topic("t", "first", 2, 0))
     a_member(context, topic, 0)
     once = Leases(context, topic, "c", "earliest")
-    assert once.take_once(1)
+    assert once.acquire_once(1)
     began_s = clock.monotonic_s()
     delete_consumer(context, topic, "c")
     assert clock.monotonic_s() - began_s > 1.5 * context.log_settings.lease_ttl_ms / 1000
@@ -207,7 +207,7 @@ def test_sign_of_life_while_it_waits_refuses_the_delete(sign: str) -> None:
     signs = {
         "beat": member.beat,
         "join": lambda: a_member(context, topic),
-        "once": lambda: once.take_once(1),
+        "once": lambda: once.acquire_once(1),
     }
     clock.asleep = signs[sign]
     with pytest.raises(InvalidError, match="is alive"):

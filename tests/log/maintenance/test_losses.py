@@ -27,8 +27,8 @@ from tidelog.log.maintenance import sweep as sweep_module
 from tidelog.log.maintenance.lost_commits import Losses
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
-from tidelog.log.maintenance.unused_objects import ObjectUses
 from tidelog.log.maintenance.verify import verify_topic
+from tidelog.log.unused_objects import ObjectUses
 from tidelog.model import layout
 from tidelog.model.topic import AppenderView, Head, HeldRow, Strays, decode_row, encode_row
 from tidelog.settings import load_settings

@@ -91,7 +91,7 @@ def test_result_of_a_stored_event_does_not_hide_a_failed_one_of_its_flush(
     stored = producer.send(b"a", keys[0])
     producer.send(b"b", keys[1])
     with producer._queue.state:
-        producer._seal()
+        producer._close_flush()
     assert stored.result(60).offset == 0
     with pytest.raises(UnavailableError, match="throttled"):
         call(producer)

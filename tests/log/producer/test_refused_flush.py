@@ -7,8 +7,8 @@ import pytest
 from tests.support.topic_upkeep import House
 from tidelog.errors import AlreadyExistsError, ConflictError
 from tidelog.log.maintenance.sweep import sweep_home
-from tidelog.log.maintenance.unused_objects import read_unused
 from tidelog.log.producer.producer import Producer
+from tidelog.log.unused_objects import read_unused
 from tidelog.model.event import Event
 
 

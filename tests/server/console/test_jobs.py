@@ -18,8 +18,9 @@ from tidelog import Event, Home, InvalidError, Proof, TidelogError, Trace
 from tidelog.context import Context
 from tidelog.coordination.jobs import JOBS_KEPT_MAX, JobRecord, change_jobs, read_jobs
 from tidelog.erasure.proof_search import prove_erased
+from tidelog.erasure.rewrite import ArchiveErasure
 from tidelog.home import World, create_home
-from tidelog.maintenance import purge
+from tidelog.maintenance import erase as whole_erasure
 from tidelog.server.console import jobs as module
 from tidelog.server.console.actions import ActionPages
 from tidelog.server.console.archives import Pipelines
@@ -233,20 +234,20 @@ def test_the_page_shows_percentages_and_clears_what_ended(tmp_path: Path) -> Non
 def test_an_erasure_waits_for_a_range_under_way_and_is_proved_again_after_a_restart(
     served: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidelog.maintenance.purge._LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr("tidelog.maintenance.erase._LOOK_AGAIN_S", 0.05)
     home = served.home
     home.append("t", [Event(b"words", id="a", key=b"ann"), Event(b"other", id="b")])
     looks: list[str] = []
-    once = purge._remove_bytes
+    once = whole_erasure._remove_bytes
 
     def slow(*given: Any) -> object:
         done = once(*given)
         looks.append("look")
         if len(looks) == 1:  # as if a driver had planned a range before the delete
-            return replace(done, archives=[Waiting()])
+            return replace(done, archives=[ArchiveErasure("daily", 1, waiting=1)])
         return done
 
-    monkeypatch.setattr("tidelog.maintenance.purge._remove_bytes", slow)
+    monkeypatch.setattr("tidelog.maintenance.erase._remove_bytes", slow)
     page = browser.get("/console/topics/t/journals")
     asked = browser.send(page, "/console/topics/t/erase", key="ann", why="request 7")
     begun = browser.send(asked.text, "/console/topics/t/erase").headers["location"]
@@ -288,7 +289,7 @@ def test_an_erasure_whose_server_died_is_finished_without_its_ids(
 def test_a_proof_beside_appends_under_way_looks_again(
     served: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidelog.maintenance.purge._LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr("tidelog.maintenance.erase._LOOK_AGAIN_S", 0.05)
     home = served.home
     home.append("t", [Event(b"words", id="a")])
     found: list[str] = []
@@ -300,21 +301,13 @@ def test_a_proof_beside_appends_under_way_looks_again(
         found.append(proof.verdict)
         return proof
 
-    monkeypatch.setattr("tidelog.maintenance.purge.prove_erased", trace)
+    monkeypatch.setattr("tidelog.maintenance.erase.prove_erased", trace)
     page = browser.get("/console/topics/t/journals")
     asked = browser.send(page, "/console/topics/t/erase", ids="a", why="request 8")
     begun = browser.send(asked.text, "/console/topics/t/erase").headers["location"]
     eventually(lambda: browser.get(begun), "Erased: nothing is left")
     assert found == ["not erased", "erased"]
     assert [each.proof.verdict for each in home.audit("t") if each.proof] == ["erased"]
-
-
-class Waiting:
-    """An archive with a range under way."""
-
-    archive = "daily"
-    files = 0
-    waiting = 1
 
 
 def left_over(home: Home, kind: str, **args: str) -> JobRecord:

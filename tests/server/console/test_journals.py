@@ -9,6 +9,9 @@ from tests.support.serving import Served
 from tests.support.visits import Browser, text_of
 from tidelog import Event, Home, Proof
 from tidelog.archive.archive import create_archive, open_pipeline
+from tidelog.codec.event_batch import table_of
+from tidelog.codec.segment import encode_segment
+from tidelog.log.producer.append import Appender
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.tasks import LocalWorkers
@@ -118,6 +121,22 @@ def test_events_are_erased_by_ids_with_blanks_in_them(served: Served, browser: B
     assert "1 id not found" in text_of(said)
     assert "was never deleted here" in text_of(said)
     assert len([e for p in range(2) for e in served.home.read("people", p)]) == 37
+
+
+def test_id_that_only_an_object_without_a_row_has_counts_as_found(
+    served: Served, browser: Browser
+) -> None:
+    """A producer died between its upload and its commit; a recovery would append the event."""
+    context, topic = served.home.context, served.home.topic("people")
+    appender = Appender(context, topic, f"~{context.ids.new()}")
+    event = Event(b"never committed", id="stray", timestamp=context.clock.now_ms())
+    parts = [(0, table_of([event], context.clock.now_ms()))]
+    appender.upload(encode_segment(parts, appender.known([0])))
+    page = browser.get("/console/topics/people/journals")
+    asked = browser.send(page, ERASE, ids="stray\r\nnowhere", why="request 2026-119")
+    begun = browser.send(asked.text, ERASE)
+    said = text_of(eventually(lambda: browser.get(begun.headers["location"]), "Searched at"))
+    assert "Events deleted 1 1 id not found" in said
 
 
 def test_all_events_of_an_id_or_key_are_counted_before_an_erasure(

@@ -158,10 +158,10 @@ def test_headers_of_a_large_body_count_for_the_bound(
 ) -> None:
     event = json.dumps({"value": "", "headers": [["", None]] * 10_000}).encode()
     body = b"[%s,%s]" % (event, event) if kind == "application/json" else event + b"\n" + event
-    real, has_room = request.Bodies.take, False
+    real, has_room = request.TransferBudget.take, False
     taken: list[int] = []
 
-    def take(bodies: request.Bodies, buffer: request.BodyBuffer, size: int) -> None:
+    def take(bodies: request.TransferBudget, buffer: request.BodyBuffer, size: int) -> None:
         taken.append(size)
         if size == request.HEADER_BYTES * 20_000 and not has_room:
             raise BusyError("server: holds as many bytes as it may: try again", retry_after_s=1)
@@ -171,7 +171,7 @@ def test_headers_of_a_large_body_count_for_the_bound(
         headers = {"content-type": kind}
         return served.client.post("/topics/t/events", content=body, headers=headers).status_code
 
-    monkeypatch.setattr(request.Bodies, "take", take)
+    monkeypatch.setattr(request.TransferBudget, "take", take)
     assert post() == 503
     assert served.values() == []
     has_room = True
@@ -219,14 +219,14 @@ def test_idle_uploads_lose_their_place(
 def test_the_bound_is_free_again_after_every_kind_of_end(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[request.Bodies] = []
-    real = request.Bodies.take
+    held: list[request.TransferBudget] = []
+    real = request.TransferBudget.take
 
-    def take(self: request.Bodies, buffer: request.BodyBuffer, size: int) -> None:
+    def take(self: request.TransferBudget, buffer: request.BodyBuffer, size: int) -> None:
         held.append(self)
         real(self, buffer, size)
 
-    monkeypatch.setattr(request.Bodies, "take", take)
+    monkeypatch.setattr(request.TransferBudget, "take", take)
     typed = {"content-type": "application/json"}
     assert served.post({"value": "x"}).status_code == 201
     assert served.client.post("/topics/t/events", content=b"{", headers=typed).status_code == 400
@@ -323,14 +323,14 @@ def test_answers_that_clients_do_not_take_have_one_bound(
     served: Served, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(request, "BODIES_BYTES_MAX", 10_000_000)
-    held: list[tuple[request.Bodies, int]] = []
-    real = request.Bodies.take
+    held: list[tuple[request.TransferBudget, int]] = []
+    real = request.TransferBudget.take
 
-    def take(self: request.Bodies, buffer: request.BodyBuffer, size: int) -> None:
+    def take(self: request.TransferBudget, buffer: request.BodyBuffer, size: int) -> None:
         real(self, buffer, size)
         held.append((self, self.held))
 
-    monkeypatch.setattr(request.Bodies, "take", take)
+    monkeypatch.setattr(request.TransferBudget, "take", take)
     for _ in range(4):
         assert served.client.post("/topics/t/events", content=b"x" * 900_000).status_code == 201
     with contextlib.ExitStack() as stack:

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import click
 
-from tidelog.api.erasure import EraseOptions
+from tidelog.api.erasure import DeleteOptions
 from tidelog.cli.commands.proof import (
-    Sought,
+    GivenEvents,
     proof_option,
     removal_bars,
     report_proof,
@@ -36,7 +36,6 @@ from tidelog.cli.terminal import ask_first, open_home, yes_option
 from tidelog.codec.event_json import event_lines, ids_of_lines
 from tidelog.coordination.audit import Action, AuditRecord
 from tidelog.erasure.delete import DeleteResult, ErasurePlan
-from tidelog.erasure.proof import Proof
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.model.event import to_iso
@@ -44,10 +43,10 @@ from tidelog.model.topic import Topic
 
 __all__ = [
     "audit",
+    "confirm_erasure",
     "delete",
     "get",
     "say_unseen",
-    "show_plan",
     "show_records",
     "update",
     "who_option",
@@ -195,22 +194,30 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
     is_clear = bool(given["ids"]) and not sys.stdin.isatty()
     with open_home(home_text) as home:
         shown = _topic_of(home, topic).incarnation
-        _confirm(home, topic, (ids, key), given, is_sure=given["yes"] or is_clear)
         bare, why = None if key is None else key.encode(), given["why"]
+        what = f"all events with key `{key}`" if key is not None else counted(len(ids), "id")
+        confirm_erasure(
+            f"`{topic}`",
+            f"Delete {what} from `{topic}`, for good?",
+            given,
+            lambda: _plan(home, topic, ids, bare),
+            f"nothing was deleted: {_no_event(topic, key)}",
+            is_sure=given["yes"] or is_clear,
+        )
         tasks = tasks_of(given)
-        spark, conf = tasks["spark"], tasks["spark_conf"]
-        how = EraseOptions(who=given["who"], incarnation=shown, spark=spark, spark_conf=conf)
         with removal_bars(home, topic, scans=key is not None) as watch:
-            how["progress"] = watch.searched
-            if given["prove"] or given["proof_file"]:
-                how["wait"], how["watch"] = given["wait"], watch
-                done: Any = home.erase(topic, ids, key=bare, why=why, prove=True, **how)
+            progress = watch.searched
+            how = DeleteOptions(who=given["who"], incarnation=shown, progress=progress, **tasks)
+            if not (given["prove"] or given["proof_file"]):
+                deleted = home.delete(topic, ids or None, key=bare, why=why, **how)
+                proof = None
             else:
-                done = home.erase(topic, ids, key=bare, why=why, prove=False, **how)
-        if isinstance(done, Proof):
-            report_proof(output, done, given["proof_file"], watch.values, Sought(ids, key))
+                wait = given["wait"]
+                proof = home.erase(topic, ids, key=bare, why=why, wait=wait, watch=watch, **how)
+        if proof is not None:
+            report_proof(output, proof, given["proof_file"], watch.total, GivenEvents(ids, key))
         else:
-            _report_deleted(output, topic, key, done)
+            _report_deleted(output, topic, key, deleted)
 
 
 @click.command()
@@ -298,7 +305,7 @@ def _topic_of(home: Home, name: str) -> Topic:
         ) from exc
 
 
-def show_plan(plan: ErasurePlan) -> None:
+def _show_plan(plan: ErasurePlan) -> None:
     """Say how many events an erasure would delete, and where they are, before the question."""
     where = ", ".join(f"{name}: {count:,}" for name, count in plan.partitions.items())
     lines = [f"Found {counted(plan.events, 'event')}{f' ({where})' if where else ''}."]
@@ -311,22 +318,26 @@ def show_plan(plan: ErasurePlan) -> None:
         click.echo(visible(line), err=True)
 
 
-def _confirm(
-    home: Home,
-    topic: str,
-    wanted: tuple[list[str], str | None],
+def confirm_erasure(
+    where: str,
+    question: str,
     given: Mapping[str, Any],
+    plan: Callable[[], ErasurePlan],
+    nothing: str,
     *,
     is_sure: bool,
 ) -> None:
-    """Asks before a delete. Raises if it may not, or if there is nothing to delete."""
-    ids, key = wanted
+    """Ask before events are deleted from a place, and show on a terminal what would go.
+
+    Raises if they may not be, and, with the text ``nothing``, if there are none to delete.
+    """
     if not is_sure and sys.stdin.isatty():
-        is_found = _preview(home, topic, ids, key)
-        if not is_found and not (given["prove"] or given["proof_file"]):
-            raise NotFoundError(f"nothing was deleted: {_no_event(topic, key)}")
-    what = f"all events with key `{key}`" if key is not None else counted(len(ids), "id")
-    ask_first(f"events of `{topic}`", f"Delete {what} from `{topic}`, for good?", is_sure)
+        found = plan()
+        _show_plan(found)
+        is_there = found.events or found.archives
+        if not (is_there or given["prove"] or given["proof_file"]):
+            raise NotFoundError(nothing)
+    ask_first(f"events of {where}", question, is_sure)
 
 
 def _no_event(topic: str, key: str | None) -> str:
@@ -339,13 +350,10 @@ def _no_event(topic: str, key: str | None) -> str:
     )
 
 
-def _preview(home: Home, topic: str, ids: list[str], key: str | None) -> bool:
-    """Says what a delete would delete. Returns whether there is anything."""
+def _plan(home: Home, topic: str, ids: list[str], key: bytes | None) -> ErasurePlan:
+    """Returns what a delete would delete, with a bar while it looks."""
     with scan_bar(home, topic) as advance:
-        bare = None if key is None else key.encode()
-        plan = home.plan_erase(topic, ids=ids, key=bare, progress=advance)
-    show_plan(plan)
-    return plan.events > 0
+        return home.plan_erase(topic, ids=ids, key=key, progress=advance)
 
 
 def _report_deleted(output: Output, topic: str, key: str | None, deleted: DeleteResult) -> None:

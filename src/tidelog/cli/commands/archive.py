@@ -14,8 +14,8 @@ import click
 from tidelog.api.archives import ArchiveHandle
 from tidelog.api.erasure import ProveOptions
 from tidelog.cli.commands.amend import (
+    confirm_erasure,
     say_unseen,
-    show_plan,
     show_records,
     who_option,
     why_option,
@@ -34,7 +34,7 @@ from tidelog.cli.commands.archive_generations import (
 from tidelog.cli.commands.archive_look import cat, dead, find, verify
 from tidelog.cli.commands.archive_status import finalize, register, status
 from tidelog.cli.commands.proof import (
-    Sought,
+    GivenEvents,
     proof_option,
     removal_bars,
     report_proof,
@@ -186,22 +186,21 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
     with open_home(home_text) as home:
         archive = home.archives.get(name)
         tasks, wanted = tasks_of(given), None if key is None else key.encode()
-        if not given["yes"] and sys.stdin.isatty():
-            plan = archive.plan_erase(ids=ids, key=wanted)
-            show_plan(plan)
-            if not (plan.archives or given["prove"] or given["proof_file"]):
-                given_as = "has one of the ids" if key is None else f"has the key `{visible(key)}`"
-                raise NotFoundError(
-                    f"nothing was erased: no event of archive `{name}` or its copies {given_as}: "
-                    f"check it; `tidelog archive audit {name}` shows what was erased before"
-                )
-        question = f"Erase {what} from archive `{name}`, for good?"
-        ask_first(f"events of archive `{name}`", question, given["yes"])
+        given_as = "has one of the ids" if key is None else f"has the key `{visible(key)}`"
+        confirm_erasure(
+            f"archive `{name}`",
+            f"Erase {what} from archive `{name}`, for good?",
+            given,
+            lambda: archive.plan_erase(ids=ids, key=wanted),
+            f"nothing was erased: no event of archive `{name}` or its copies {given_as}: check it; "
+            f"`tidelog archive audit {name}` shows what was erased before",
+            is_sure=given["yes"],
+        )
         if given["prove"] or given["proof_file"]:
             with removal_bars(home, archive=name) as watch:
                 how = ProveOptions(who=given["who"], wait=given["wait"], watch=watch, **tasks)
                 proof = archive.erase(ids=ids, key=wanted, why=given["why"], prove=True, **how)
-            report_proof(output, proof, given["proof_file"], watch.values, Sought(ids, key))
+            report_proof(output, proof, given["proof_file"], watch.total, GivenEvents(ids, key))
             return
         who, why = given["who"], given["why"]
         done = archive.erase(ids=ids, key=wanted, why=why, prove=False, who=who, **tasks)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from tidelog.api.archive_actions import check_metrics_file, write_metrics_file
+from tidelog.api.run_metrics import check_metrics_file, write_metrics_file
 from tidelog.cli.output import (
     FAILED,
     Output,

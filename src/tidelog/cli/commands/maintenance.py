@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tidelog.cli.commands.events import NO_CONSUMERS, owned
-from tidelog.cli.commands.proof import Sought, proof_option, report_proof, search_with_bar
+from tidelog.cli.commands.proof import GivenEvents, proof_option, report_proof, search_with_bar
 from tidelog.cli.output import FAILED, Output, Size, counted, json_option, progress_bar, utf8
 from tidelog.cli.pipeline_options import SparkFields, task_options, tasks_of
 from tidelog.cli.terminal import ask_first, open_home, past_of, past_options, yes_option
@@ -235,8 +235,8 @@ def verify(home_text: str | None, output: Output, /, topic: str | None, **given:
             proof = search_with_bar(home, topic, given["erased"], keys, tasks_of(given))
             if given["proof_file"] is not None:
                 home.record_proof(proof)
-        sought = Sought(given["erased"], given["erased_key"])
-        report_proof(output, proof, given["proof_file"], sought=sought)
+        wanted = GivenEvents(given["erased"], given["erased_key"])
+        report_proof(output, proof, given["proof_file"], given=wanted)
         return
     if given["proof_file"] is not None:
         raise InvalidError("verify: --proof needs --erased or --erased-key")

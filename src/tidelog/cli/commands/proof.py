@@ -35,7 +35,7 @@ from tidelog.model import defaults
 from tidelog.model.event import to_iso
 
 __all__ = [
-    "Sought",
+    "GivenEvents",
     "proof",
     "proof_option",
     "removal_bars",
@@ -48,7 +48,6 @@ __all__ = [
 
 _Bar = AbstractContextManager[Callable[[int], None]]
 _BACKFILL = "make the archive's files again with `tidelog archive backfill`"
-_UNDER_WAY = "archive_ranges_under_way"
 _NAMED_MAX = 5  # of ids that were not found, and of ids in a command
 _OBJECTS_MAX = 3  # that are named of those with the same remedy
 _HEADLINES = {
@@ -169,13 +168,12 @@ def scan_bar(home: Home, topic: str) -> _Bar:
 
 
 class RemovalWatch(ErasureWatch):
-    """Collects what an erasure removes, and shows a bar for each of its searches."""
+    """Shows a bar for each search of an erasure."""
 
     def __init__(self, bars: ExitStack, scan: _Bar | None, search: _Bar) -> None:
         self._bars = bars
         self._search: _Bar | None = search
         self._advance = _ignore if scan is None else bars.enter_context(scan)
-        self.values: dict[str, int] = {}
 
     def deleted(self, result: DeleteResult) -> None:
         self._bars.close()  # a terminal shows one bar at once
@@ -185,11 +183,6 @@ class RemovalWatch(ErasureWatch):
         if self._search is not None:
             self._advance = self._bars.enter_context(self._search)
         self._search = None
-
-    def purged(self, done: Erasure) -> None:
-        now = _purge_values(done)
-        before = {**self.values, _UNDER_WAY: 0}  # what was under way before has ended, or is again
-        self.values = {name: count + before.get(name, 0) for name, count in now.items()}
 
     def searched(self, size: int) -> None:
         """Advances the bar, also while keys are read before the delete."""
@@ -218,7 +211,7 @@ def _topic_bytes(home: Home, topic: str) -> Callable[[], int]:
     return lambda: sum(state.bytes or 0 for state in home.partitions(topic))
 
 
-class Sought(NamedTuple):
+class GivenEvents(NamedTuple):
     """What the person gave: a proof has only hashes of it."""
 
     ids: Collection[str] = ()
@@ -229,8 +222,8 @@ def report_proof(
     output: Output,
     proof: Proof,
     file: str | None = None,
-    purged: Mapping[str, int] | None = None,
-    sought: Sought | None = None,
+    removed: Erasure | None = None,
+    given: GivenEvents | None = None,
     note: str = "",
 ) -> None:
     """Writes the proof to a file if there is one, prints it, and exits with 1 unless it is clean.
@@ -243,7 +236,7 @@ def report_proof(
             proof.save(file)
         except OSError as exc:  # such as a full disk: what was proved is still printed
             failure = exc
-    _show_proof(output, proof, purged, sought or Sought())
+    _show_proof(output, proof, removed, given or GivenEvents())
     unseen = () if proof.deleted is None else proof.deleted.unseen
     for each in () if output.as_json else unseen:
         output.say(unseen_file(each))
@@ -256,7 +249,7 @@ def report_proof(
         note = f"Wrote the proof to {file}. Check it with `tidelog proof check {file}`."
     if note:
         output.say(f"\n{note}")
-    if unseen or not proof.is_clean:
+    if not proof.is_clean:
         sys.exit(FAILED)
 
 
@@ -265,28 +258,26 @@ def unseen_file(file: str) -> str:
     return f"archive file `{file}`: has no ids or keys to be searched for: {_BACKFILL}"
 
 
-def _show_proof(
-    output: Output, proof: Proof, purged: Mapping[str, int] | None, sought: Sought
-) -> None:
+def _show_proof(output: Output, proof: Proof, removed: Erasure | None, given: GivenEvents) -> None:
     """Print the verdict and its evidence; with what was removed before, where that is known."""
     if output.as_json:
-        output.record(_values(proof, purged))
+        output.record(_values(proof, removed))
         return
     output.say(_HEADLINES[proof.verdict])
     output.say("")
-    output.record(_evidence(proof, purged))
+    output.record(_evidence(proof, removed))
     for (where, do), findings in _grouped(proof.traces).items():
         output.say(f"\nleft: {where}" if where else "\nleft:")
         for each in findings[:_OBJECTS_MAX]:
             output.say(f"  {each}")
         if len(findings) > _OBJECTS_MAX:
             output.say(f"  and {len(findings) - _OBJECTS_MAX:,} more (--json lists all)")
-        output.say(f"  to do: {_with_names(do, sought)}")
+        output.say(f"  to do: {_with_names(do, given)}")
     for each in proof.out_of_reach:
         output.say(f"out of reach: {each}")
 
 
-def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
+def _evidence(proof: Proof, removed: Erasure | None) -> dict[str, str]:
     shown = _subject(proof)
     found = _found(proof)
     if proof.deleted is not None:
@@ -295,15 +286,17 @@ def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
             # What is known was deleted once, so what is missing of it was deleted before.
             missing = "deleted before" if proof.known else "not found"
             shown[missing] = _named_ids(proof.deleted.missing)
-    if done is not None:
-        journals = "" if proof.archive else f"{counted(done['journals_made'], 'journal')} and "
-        earlier = "" if found or not any(done.values()) else ", for earlier deletes"
+    if removed is not None:
+        made = counted(removed.compiled.journals, "journal")
+        journals = "" if proof.archive else f"{made} and "
+        is_earlier = not found and any(_removed_values(removed).values())
         shown["removed"] = (
-            f"{counted(done['objects_deleted'], 'object')} deleted, {journals}"
-            f"{counted(done['archive_files_rewritten'], 'archive file')} rewritten{earlier}"
+            f"{counted(removed.objects_deleted, 'object')} deleted, {journals}"
+            f"{counted(removed.files, 'archive file')} rewritten"
+            f"{', for earlier deletes' if is_earlier else ''}"
         )
-        if done[_UNDER_WAY]:
-            shown["waiting for"] = counted(done[_UNDER_WAY], "archive range")
+        if removed.waiting:
+            shown["waiting for"] = counted(removed.waiting, "archive range")
     shown["searched"] = f"{counted(proof.objects, 'object')}, {size_text(proof.bytes)}"
     for place in proof.places:
         name, _, how = place.name.partition(" (")  # how events got there is too long for a column
@@ -341,13 +334,13 @@ def _grouped(traces: Iterable[Trace]) -> dict[tuple[str, str], list[str]]:
     return groups
 
 
-def _with_names(do: str, sought: Sought) -> str:
+def _with_names(do: str, given: GivenEvents) -> str:
     """Returns a remedy with the ids or the key in its command, which a proof does not keep."""
-    ids = [each for each in sought.ids if not each.startswith("-")]
-    if sought.key is not None:
-        key = shlex.quote(sought.key)
+    ids = [each for each in given.ids if not each.startswith("-")]
+    if given.key is not None:
+        key = shlex.quote(given.key)
         return do.replace("--key KEY", f"--key={key}" if key.startswith("-") else f"--key {key}")
-    if not ids or len(ids) > _NAMED_MAX or len(ids) < len(sought.ids):
+    if not ids or len(ids) > _NAMED_MAX or len(ids) < len(given.ids):
         return do
     repeated, listed = (
         " ".join(f"{option}{shlex.quote(each)}" for each in ids) for option in ("--id ", "")
@@ -369,7 +362,7 @@ def _subject(proof: Proof) -> dict[str, str]:
     return {"archive": proof.archive} if proof.archive else {"topic": proof.topic}
 
 
-def _values(proof: Proof, purged: Mapping[str, int] | None) -> dict[str, Any]:
+def _values(proof: Proof, removed: Erasure | None) -> dict[str, Any]:
     deleted = proof.deleted
     return {
         **_subject(proof),
@@ -381,7 +374,7 @@ def _values(proof: Proof, purged: Mapping[str, int] | None) -> dict[str, Any]:
         "strays": None if deleted is None else deleted.strays,
         "missing": [] if deleted is None else list(deleted.missing),
         "unseen": [] if deleted is None else list(deleted.unseen),
-        **(purged or {}),
+        **({} if removed is None else _removed_values(removed)),
         "objects_searched": proof.objects,
         "bytes_searched": proof.bytes,
         "places": [asdict(each) for each in proof.places],
@@ -392,10 +385,10 @@ def _values(proof: Proof, purged: Mapping[str, int] | None) -> dict[str, Any]:
     }
 
 
-def _purge_values(done: Erasure) -> dict[str, int]:
+def _removed_values(done: Erasure) -> dict[str, int]:
     return {
         "journals_made": done.compiled.journals,
         "archive_files_rewritten": done.files,
-        _UNDER_WAY: done.waiting,
+        "archive_ranges_under_way": done.waiting,
         "objects_deleted": done.objects_deleted,
     }

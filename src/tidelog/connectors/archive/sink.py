@@ -2,7 +2,7 @@
 
 A writer handles one range of a source partition. Without a parser (a *backup*) all its events go
 into one folder in source order. With one, each goes into the folder that the parser returns. An
-event that the parser, the schema or a restore (``staging``) refuses becomes a dead letter with
+event that the parser, the schema or a restore (``dead_letters``) refuses becomes a dead letter with
 the reason. More dead letters than the configured share stop the range. Several writers may write
 parts of it, so that is decided after all of them (``ArchiveSink.judge``).
 
@@ -23,7 +23,7 @@ the name of a file that was set aside. Topic and partition are escaped like data
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 
@@ -32,18 +32,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.codec.formats import FileWriter, Format, FormatSettings, open_format
-from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.parsers import FolderSettings, Parser, open_parser, parts_of_events
 from tidelog.codec.parsers.base import escaped
+from tidelog.connectors.archive.dead_letters import DeadLetters, split_refused
 from tidelog.connectors.archive.staging import (
     FolderRows,
     MakeEntry,
     Spool,
     StagedFiles,
-    accepted,
     copy_files,
     discard_files,
-    encode_dead_letters,
     is_published,
     portion_of,
     publish_files,
@@ -55,7 +53,7 @@ from tidelog.connectors.sink import (
     JudgingSink,
     RangeWriter,
     Sink,
-    Written,
+    WriterResult,
 )
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError, NotFoundError
 from tidelog.model import defaults
@@ -69,7 +67,6 @@ from tidelog.store.base import Store, check_mark, object_exists
 __all__ = [
     "ArchiveSink",
     "ArchiveSinkSettings",
-    "DeadLetters",
     "OpenFile",
 ]
 
@@ -122,16 +119,17 @@ class ArchiveSink:
     def writer(self, partition: str, staging: str) -> RangeWriter:
         return ArchiveWriter(self._settings, self._store(), partition, staging)
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> int:
         self._check_owner()
         publish_files(self._store(), manifest.files, at_once=_PUBLISH_AT_ONCE)
+        return 0
 
     def discard(self, manifest: Manifest) -> None:
         discard_files(self._store(), manifest.files)
 
-    def judge(self, partition: str, staged: Written) -> None:
+    def judge(self, partition: str, staged: WriterResult) -> None:
         """Raises ``InvalidError`` if too many events of a range are dead letters."""
-        share_max, events = self._settings.dead_share_max, staged.written + staged.dead
+        share_max, events = self._settings.dead_share_max, staged.events + staged.dead
         if staged.dead >= _LEAST and staged.dead > share_max * events:
             raise InvalidError(
                 f"source partition `{partition}`: {staged.dead} of {events} events are dead "
@@ -246,7 +244,7 @@ class ArchiveWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._check_order(batch)
-        batch, refused_events = accepted(batch)
+        batch, refused_events = split_refused(batch)
         if refused_events is not None:
             self._dead.add(refused_events)
         if not batch.num_rows:
@@ -270,7 +268,7 @@ class ArchiveWriter:
                 if folder.waiting:
                     self._write_folder(folder)
 
-    def close(self) -> Written:
+    def close(self) -> WriterResult:
         for path in [*self._open, *self._folders]:
             self._write_shares(self._folders[path])
             self._finish(path)
@@ -279,7 +277,7 @@ class ArchiveWriter:
         pa.default_memory_pool().release_unused()  # a worker lives on, and may have other work
         written = sum(file.events for file in files if file.kind == "data")
         first, why = self._dead.first
-        return Written(files, written, self._dead.count, first_dead=first, why_dead=why)
+        return WriterResult(files, written, self._dead.count, first_dead=first, why_dead=why)
 
     def _laid_out(self, batch: pa.RecordBatch) -> list[tuple[str, FolderRows]]:
         if self._parser is None:
@@ -465,59 +463,3 @@ class OpenFile:
 
 
 _LEAST = 100  # this many dead letters never stop a range, whatever their share
-_FILE_BYTES = 32 << 20  # in memory; then a file of dead letters is stored
-
-
-class DeadLetters:
-    """Collects dead letters, and stages them in their own files, sorted by offset."""
-
-    def __init__(self, uploads: StagedFiles, target: Callable[[int], str]) -> None:
-        self._uploads = uploads
-        self._target = target  # returns the target of a file by its first offset
-        self._waiting: list[pa.RecordBatch] = []
-        self._bytes = 0
-        self.first = (-1, "")  # offset and error of one of the first
-        self.count = 0
-
-    def bury(self, rows: pa.RecordBatch, errors: pa.Array) -> None:
-        """Adds events and their errors."""
-        self.add(pa.record_batch([*rows.columns, errors], schema=MISFIT_SCHEMA))
-
-    def add(self, misfits: pa.RecordBatch) -> None:
-        """Adds events with an error column."""
-        if misfits.num_rows == 0:
-            return
-        if not self.count:
-            self.first = (misfits.column("offset")[0].as_py(), misfits.column("error")[0].as_py())
-        self._waiting.append(misfits)
-        self._bytes += misfits.nbytes
-        self.count += misfits.num_rows
-        if self._bytes >= _FILE_BYTES:
-            self._stage()
-
-    def close(self) -> None:
-        """Stages the rest."""
-        if self._waiting:
-            self._stage()
-
-    def _stage(self) -> None:
-        table = pa.Table.from_batches(self._waiting, MISFIT_SCHEMA).sort_by("offset")
-        self._waiting, self._bytes = [], 0
-        self._uploads.add(encode_dead_letters(table), self._entry(table))
-
-    def _entry(self, table: pa.Table) -> MakeEntry:
-        offsets = table.column("offset")
-        first, last = offsets[0].as_py(), offsets[-1].as_py()
-        times = pc.min_max(table.column("timestamp").cast(pa.int64())).as_py()
-        return lambda staged, size, crc: FileEntry(
-            staged=staged,
-            target=self._target(first),
-            size=size,
-            crc=crc,
-            events=table.num_rows,
-            first_offset=first,
-            last_offset=last,
-            first_ms=times["min"],
-            last_ms=times["max"],
-            kind="dead",
-        )

@@ -109,7 +109,7 @@ class _History:
         return self.commits[first:last]
 
 
-class _Planned(NamedTuple):
+class _RangePlan(NamedTuple):
     """A range as it was planned, with the manifests of its generation."""
 
     range: SourceRange
@@ -136,7 +136,7 @@ class ArchiveSource:
         self._name = name
         self._generation = generation
         self._known: dict[SourcePartition, _History] = {}  # as last seen
-        self._planned: dict[SourcePartition, _Planned] = {}  # the last range of each
+        self._planned: dict[SourcePartition, _RangePlan] = {}  # the last range of each
 
     @property
     def url(self) -> str:
@@ -222,7 +222,7 @@ class ArchiveSource:
             history = self._histories(context, archive, [range.partition])[range.partition]
             check_incarnation(range, history.incarnation)
             manifests, commits = _manifests(context, history, range)
-            self._planned[range.partition] = _Planned(range, history.pipeline, manifests)
+            self._planned[range.partition] = _RangePlan(range, history.pipeline, manifests)
             replays = Replays(context, history.pipeline, range.partition.text)
             written_as = archive.format_of(self._generation)
             plan = plan_commits(range, manifests, written_as, archive.store, replays)

@@ -1,4 +1,4 @@
-"""Sorts batches by folder and sorts out dead letters, stages files, and publishes them.
+"""Sorts batches by folder, stages files, and publishes them.
 
 **Portions.** Rows of a batch are sorted by folder once, so the rows of each folder are one slice
 without a copy. A slice keeps the whole portion in memory, so a portion counts until its last share
@@ -11,14 +11,6 @@ file in memory, or on the local disk.
 **Publishing.** Files are copied, never moved, and created only once. A target that already has the
 same bytes is done: another driver, or this one before a crash, published it. A missing staged file
 is fine if its target is right. If both are missing, a file was deleted that must not be.
-
-**Dead letters** are the events that an archive does not accept, each with its reason. An archive
-accepts exactly the events that a restore can put into a topic. Sources may have events that no
-topic accepts, such as Kafka records with 20,000 headers, or files with empty ids. Such an event
-becomes a dead letter, complete and with the reason; the events around it are archived. A restore,
-which also reads dead letters, leaves it in the archive and counts it (``RestorableSink``). The
-limits are those for copies: neither Tidelog's own additions to an event nor a lower
-``event_bytes_max`` refuses it.
 """
 
 from __future__ import annotations
@@ -29,7 +21,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO, Any, Self
 
@@ -38,160 +30,27 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tidelog.clock import RandomIds
-from tidelog.codec.event_batch import EVENT_SCHEMA, problem_of_text, refused_events
-from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.parsers import FolderPaths
-from tidelog.codec.segment import read_piece
 from tidelog.concurrency import Pool
-from tidelog.connectors.sink import RangeWriter, TargetSink, Written
 from tidelog.errors import AlreadyExistsError, CorruptError, NotFoundError, TidelogError
-from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
-from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.pipeline import FileEntry
 from tidelog.store.base import Store, copy_fresh, put_fresh
 
 __all__ = [
-    "CHANGED",
     "FolderRows",
     "MakeEntry",
     "Portion",
-    "RestorableSink",
     "Spool",
     "StagedFiles",
-    "accepted",
     "copy_files",
     "discard_files",
-    "encode_dead_letters",
     "is_published",
     "portion_of",
     "publish_files",
     "shares_of",
-    "staged_events",
 ]
-
-CHANGED = "tidelog-changed"  # header of a dead letter whose time or text was changed: why
-
-_TIMES = EVENT_SCHEMA.field("timestamp").type
-_HEADERS = EVENT_SCHEMA.field("headers").type
-
-
-def accepted(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Returns the events that an archive accepts, and the others with their errors, if any."""
-    errors = {**refused_events(batch, EVENT_BYTES_CEILING, own=True), **_wrong_times(batch)}
-    rows: dict[int, str] = {}  # of a source that are not valid events
-    if "error" in batch.schema.names:
-        given = enumerate(batch.column("error").to_pylist())
-        rows = {row: error for row, error in given if error is not None}
-        errors |= rows
-        batch = batch.select(EVENT_SCHEMA.names)
-    if not errors:
-        return batch, None
-    bad = np.zeros(batch.num_rows, bool)
-    bad[list(errors)] = True
-    reasons = [errors[row] for row in sorted(errors)]
-    refused = _readable(
-        batch.filter(pa.array(bad)), reasons, [row in rows for row in sorted(errors)]
-    )
-    misfits = pa.record_batch([*refused.columns, pa.array(reasons)], schema=MISFIT_SCHEMA)
-    return batch.filter(pa.array(~bad)), misfits
-
-
-def _wrong_times(batch: pa.RecordBatch) -> dict[int, str]:
-    times = batch.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
-    rows = np.flatnonzero((times < 0) | (times >= TIMESTAMP_MS_END))
-    return {
-        int(row): f"event: its time {int(times[row])} ms is outside of the years 1970 to 9999"
-        for row in rows
-    }
-
-
-def _readable(refused: pa.RecordBatch, reasons: list[str], made: list[bool]) -> pa.RecordBatch:
-    """Returns events whose time and text every reader can show. A header says what changed.
-
-    Bytes that are not UTF-8 become ``\\xNN``, and times become the nearest valid one. The header
-    stays with the event when it is restored. ``made`` rows, which were not valid events, also get
-    it.
-    """
-    times = refused.column("timestamp").cast(pa.int64())
-    shown = pc.max_element_wise(pc.min_element_wise(times, TIMESTAMP_MS_END - 1), 0)
-    late = pc.not_equal(times, shown).to_pylist()
-    changed = [one or other for one, other in zip(late, made, strict=True)]
-    if problem_of_text(refused) is not None:
-        rows = range(refused.num_rows)
-        changed = [changed[row] or problem_of_text(refused.slice(row, 1)) for row in rows]
-    if not any(changed):
-        return refused
-    columns: dict[str, Any] = {name: refused.column(name) for name in EVENT_SCHEMA.names}
-    columns["timestamp"] = shown.cast(_TIMES)
-    for name in ("id", "type"):
-        columns[name] = pa.array(_texts(columns[name]), pa.string())
-    headers = [_headers(each) for each in columns["headers"]]
-    for row, reason in enumerate(reasons):
-        if changed[row]:
-            headers[row] = [*(headers[row] or ()), {"name": CHANGED, "value": reason.encode()}]
-    columns["headers"] = pa.array(headers, _HEADERS)
-    return pa.record_batch([columns[name] for name in EVENT_SCHEMA.names], schema=EVENT_SCHEMA)
-
-
-def _headers(event: pa.ListScalar) -> list[dict[str, Any]] | None:
-    if not event.is_valid:
-        return None
-    names = _texts(pc.struct_field(event.values, "name"))
-    values = pc.struct_field(event.values, "value").to_pylist()
-    return [{"name": n, "value": v} for n, v in zip(names, values, strict=True)]
-
-
-def _texts(column: pa.Array) -> list[str | None]:
-    found: list[bytes | None] = column.cast(pa.binary()).to_pylist()
-    return [None if raw is None else raw.decode(errors="backslashreplace") for raw in found]
-
-
-@dataclass(frozen=True)
-class RestorableSink:
-    """Another sink whose writers get only what can be restored. Pickles if that sink does."""
-
-    sink: TargetSink
-
-    @property
-    def url(self) -> str:
-        return self.sink.url
-
-    @property
-    def incarnation(self) -> str:
-        return self.sink.incarnation
-
-    def check(self, partitions: Sequence[str]) -> None:
-        self.sink.check(partitions)
-
-    def writer(self, partition: str, staging: str) -> RangeWriter:
-        return _RestorableWriter(self.sink.writer(partition, staging))
-
-    def publish(self, manifest: Manifest) -> int | None:
-        return self.sink.publish(manifest)
-
-    def discard(self, manifest: Manifest) -> None:
-        self.sink.discard(manifest)
-
-
-@dataclass
-class _RestorableWriter:
-    writer: RangeWriter
-    dead: int = 0
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        batch, refused = accepted(batch)
-        self.dead += 0 if refused is None else refused.num_rows
-        if batch.num_rows:
-            self.writer.write(batch)
-
-    def close(self) -> Written:
-        return replace(self.writer.close(), dead=self.dead)
-
-
-_: type[TargetSink] = RestorableSink
-
 
 _SHARE_BYTES = 400  # approximate cost of a share in Python objects
 
@@ -335,13 +194,6 @@ class StagedFiles:
         return make_entry(key, len(content), crc32c.crc32c(content))
 
 
-def encode_dead_letters(rows: pa.Table) -> bytes:
-    """Returns the bytes of a file of dead letters, which is Parquet in every archive."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd")
-    return bytes(sink.getvalue().to_pybytes())
-
-
 class Spool:
     """Collects bytes, and returns them once."""
 
@@ -427,27 +279,6 @@ def discard_files(store: Store, files: Sequence[FileEntry]) -> None:
     """Deletes staged files. Idempotent."""
     if files:
         store.delete([file.staged for file in files])
-
-
-def staged_events(
-    store: Store, manifest: Manifest, skip: int = 0
-) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yields the events staged as segments after the first ``skip``, each with its partition.
-
-    Raises ``NotFoundError`` if a segment is missing.
-    """
-    for file in manifest.files:
-        for piece in file.pieces:
-            if skip >= piece.count:
-                skip -= piece.count
-                continue
-            what = f"object `{file.staged}`, bytes {piece.byte_start} to {piece.byte_end}"
-            data = store.get(file.staged, piece.byte_start, piece.byte_end)
-            for batch in read_piece(data, piece.crc, piece.count, what):
-                part = batch.slice(min(skip, batch.num_rows))
-                skip -= batch.num_rows - part.num_rows
-                if part.num_rows:
-                    yield part, piece.partition
 
 
 def _publish(store: Store, file: FileEntry) -> None:

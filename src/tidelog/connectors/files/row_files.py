@@ -6,7 +6,7 @@ of the event columns, at least ``value``; files of other formats have all of the
 a time has the time of the file. Times are rounded down to milliseconds.
 
 No row is rejected here. A row that no topic accepts, or with a field that no event can hold,
-becomes a dead letter (``connectors.archive.staging``) and gets an ``error``. Only columns are
+becomes a dead letter (``connectors.archive.dead_letters``) and gets an ``error``. Only columns are
 refused.
 
 In a file of JSON events, each line that is not blank is a row. A line that is not a valid event

@@ -40,7 +40,7 @@ import pyarrow as pa
 from tidelog.clock import Clock, SystemClock
 from tidelog.codec.event_batch import STORED_SCHEMA, one_batch
 from tidelog.codec.partitioner import split
-from tidelog.connectors.archive.staging import discard_files, staged_events
+from tidelog.connectors.archive.staging import discard_files
 from tidelog.connectors.kafka.client import (
     ClientWatch,
     KafkaAddress,
@@ -59,6 +59,7 @@ from tidelog.connectors.topic.segments import (
     check_numbers,
     keeps_partition,
     same_places,
+    staged_events,
 )
 from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, NotFoundError
 from tidelog.model import layout
@@ -132,10 +133,10 @@ class KafkaSink:
         store = self._open_store(self._settings.store)
         return SegmentWriter(store, staging, SegmentTarget(self.url), self._places)
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> int:
         """Implements ``Sink.publish``. Raises ``InvalidError`` if Kafka lost the progress."""
         if not manifest.read:
-            return
+            return 0
         end = manifest.ordinal + manifest.read
         if _look(self._kafka, self._settings.timeout_s)[0] != self.incarnation:
             raise NotFoundError(
@@ -148,7 +149,7 @@ class KafkaSink:
             reached = transactions.reached()
             number = self._start(manifest, reached, name)
             if number >= end:
-                return
+                return 0
             if reached is None:
                 transactions.finish(number)
             self._begin(manifest, number)
@@ -160,13 +161,14 @@ class KafkaSink:
                     number += batch.num_rows
             except NotFoundError as exc:
                 if (transactions.reached() or 0) >= end:
-                    return  # another driver sent everything and deleted the staged files
+                    return 0  # another driver sent everything and deleted the staged files
                 raise CorruptError(
                     f"{self._what}: a part of source partition `{manifest.partition}`, "
                     f"{manifest.start} to {manifest.end}, is neither staged nor sent ({exc}): "
                     "find out who deleted it, and restore it from a copy"
                 ) from exc
             transactions.finish(end)
+        return 0
 
     def discard(self, manifest: Manifest) -> None:
         store = self._open_store(self._settings.store)

@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.clock import Clock, SystemClock, system_random
-from tidelog.connectors.archive.staging import discard_files, staged_events
+from tidelog.connectors.archive.staging import discard_files
 from tidelog.connectors.kinesis.client import (
     HASH_KEY,
     Kinesis,
@@ -42,7 +42,7 @@ from tidelog.connectors.kinesis.client import (
     parse_kinesis_address,
 )
 from tidelog.connectors.sink import ForwardSink, Lot, RangeWriter, SinkContext, TargetSink
-from tidelog.connectors.topic.segments import SegmentTarget, SegmentWriter
+from tidelog.connectors.topic.segments import SegmentTarget, SegmentWriter, staged_events
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model.address import Address, parse_address
 from tidelog.model.event import Event
@@ -286,13 +286,13 @@ class KinesisSink:
         store = self._open_store(self._settings.store)
         return SegmentWriter(store, staging, SegmentTarget(self.url), self._places)
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> int:
         """Implements ``Sink.publish``, except that a second call stores the events twice.
 
         Raises ``NotFoundError`` if the stream was deleted, or deleted and created again.
         """
         if not manifest.written:
-            return
+            return 0
         kinesis = self._kinesis or Kinesis(self._place)
         info, _ = kinesis.describe()
         if info.incarnation != self.incarnation:
@@ -303,6 +303,7 @@ class KinesisSink:
         writer = KinesisWriter(kinesis, self._place.stream, info.record_bytes_max)
         for batch in self._staged(manifest):
             writer.put(batch)
+        return 0
 
     def discard(self, manifest: Manifest) -> None:
         discard_files(self._open_store(self._settings.store), manifest.files)

@@ -7,7 +7,7 @@ change: id, key, value, type, headers and time are what was read.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import crc32c
@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 from tidelog.clock import RandomIds
 from tidelog.codec.event_batch import STORED_SCHEMA, check_events, stored_columns
 from tidelog.codec.partitioner import split
-from tidelog.codec.segment import encode_staged
-from tidelog.connectors.sink import RangeWriter, RecordRefusedError, Written
+from tidelog.codec.segment import encode_staged, read_piece
+from tidelog.connectors.sink import RangeWriter, RecordRefusedError, WriterResult
 from tidelog.errors import InvalidError
 from tidelog.log.producer.staged import Collector
 from tidelog.model.address import Address
 from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
-from tidelog.model.pipeline import FileEntry
+from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.store.base import Store, put_fresh
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "keeps_partition",
     "keyless_partition",
     "same_places",
+    "staged_events",
 ]
 
 Partitioner = Callable[
@@ -91,10 +92,10 @@ class SegmentWriter:
         for joined, places in self._collector.add(numbered, self._place(batch)):
             self._stage(joined, places)
 
-    def close(self) -> Written:
+    def close(self) -> WriterResult:
         for joined, places in self._collector.rest():
             self._stage(joined, places)
-        return Written(tuple(self._files), sum(file.events for file in self._files))
+        return WriterResult(tuple(self._files), sum(file.events for file in self._files))
 
     def _stage(self, table: pa.Table, places: npt.NDArray[np.int32] | None) -> None:
         if places is None:
@@ -227,3 +228,24 @@ def _is_number(name: str) -> bool:
 
 
 _: type[RangeWriter] = SegmentWriter
+
+
+def staged_events(
+    store: Store, manifest: Manifest, skip: int = 0
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Yields the events staged as segments after the first ``skip``, each with its partition.
+
+    Raises ``NotFoundError`` if a segment is missing.
+    """
+    for file in manifest.files:
+        for piece in file.pieces:
+            if skip >= piece.count:
+                skip -= piece.count
+                continue
+            what = f"object `{file.staged}`, bytes {piece.byte_start} to {piece.byte_end}"
+            data = store.get(file.staged, piece.byte_start, piece.byte_end)
+            for batch in read_piece(data, piece.crc, piece.count, what):
+                part = batch.slice(min(skip, batch.num_rows))
+                skip -= batch.num_rows - part.num_rows
+                if part.num_rows:
+                    yield part, piece.partition

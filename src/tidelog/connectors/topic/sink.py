@@ -46,7 +46,7 @@ from tidelog.connectors.sink import (
     RangeWriter,
     SinkContext,
     TargetSink,
-    Written,
+    WriterResult,
     remade,
 )
 from tidelog.connectors.topic.segments import (
@@ -254,7 +254,7 @@ class ErasingWriter:
         if left.num_rows:
             self.writer.write(left)
 
-    def close(self) -> Written:
+    def close(self) -> WriterResult:
         return replace(self.writer.close(), left_out=self.left_out)
 
 
@@ -286,7 +286,7 @@ class FieldedSink:
         taker = FieldTaker(self.paths, self.event_bytes_max)
         return _FieldedWriter(self.sink.writer(partition, staging), taker, self.limit)
 
-    def publish(self, manifest: Manifest) -> int | None:
+    def publish(self, manifest: Manifest) -> int:
         return self.sink.publish(manifest)
 
     def discard(self, manifest: Manifest) -> None:
@@ -303,7 +303,7 @@ class _FieldedWriter:
         check_records(batch, batch, self.limit)
         self.writer.write(self.taker.take(batch))
 
-    def close(self) -> Written:
+    def close(self) -> WriterResult:
         return self.writer.close()
 
 

@@ -37,7 +37,7 @@ from tidelog.log.partition_reader import OffsetEvents, Reader
 from tidelog.log.run_reader import (
     NO_AMENDMENTS,
     Amendments,
-    Cut,
+    RunSelection,
     describe_run,
     fetch_run,
     read_run,
@@ -198,10 +198,10 @@ class PlannedRange:
         topic, partition = self.range.partition.topic, int(self.range.partition.name)
         with Pool(_AHEAD, "tidelog-fetch") as pool:
             for run, data in fetch_ahead(pool, partial(self._fetch, store), self.runs, _AHEAD):
-                cut, start = Cut(start, limit, pool=pool), max(start, run.end)
+                selection, start = RunSelection(start, limit, pool=pool), max(start, run.end)
                 what = describe_run(topic, partition, run)
                 try:
-                    for rows in read_run(store, run, what, cut, self.amendments, data):
+                    for rows in read_run(store, run, what, selection, self.amendments, data):
                         yield OffsetEvents(topic, partition, rows)
                 except NotFoundError as exc:
                     raise self._stale(run) from exc

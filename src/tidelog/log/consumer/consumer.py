@@ -307,7 +307,7 @@ class Consumer:
         """
         self._topic.check_partition(partition)
         read, most = 0, check_whole("read: max_events", max_events)
-        if not self._take_once(partition, wait_s):
+        if not self._acquire_once(partition, wait_s):
             return {"events_read": 0, "done": False, "busy": True}
         reader = self._reader_of(partition)
         sent = SentWrites()  # the handler's own errors pass unchanged
@@ -529,11 +529,11 @@ class Consumer:
         reader.committed()
         return True
 
-    def _take_once(self, partition: int, wait_s: float) -> bool:
+    def _acquire_once(self, partition: int, wait_s: float) -> bool:
         """Takes a partition for a one-shot read; watches its owner for up to ``wait_s``."""
         for _ in looks(self.context.clock, wait_s, _LOOK_S):
             with self._lock:
-                if self._leases.take_once(partition):
+                if self._leases.acquire_once(partition):
                     return True
         return False
 
@@ -592,6 +592,6 @@ class Consumer:
         living = self._leases.alive()
         self._is_settled = living == self._living
         self._living = living
-        taken = self._leases.take_some(living)
+        taken = self._leases.acquire_share(living)
         self._excess = len(self._leases.held) - self._leases.fair_share(living)
         return bool(taken)

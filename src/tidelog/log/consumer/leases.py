@@ -28,7 +28,7 @@ row was read, a commit of the same cursor is not skipped.
 Clocks decide only when to try a takeover, and only one clock counts. An owner is considered dead
 when its row has not changed for the time to live *by the watcher's own monotonic clock*, or when
 its process is known to have ended. No wall time of another host is compared with ours. For a
-member, the watched row is its ``member`` row. A one-shot reader (:meth:`Leases.take_once`)
+member, the watched row is its ``member`` row. A one-shot reader (:meth:`Leases.acquire_once`)
 has none, so its lease row is watched, which each of its commits changes. A member that holds more
 than its fair share releases leases by itself; no lease is taken from a living owner.
 
@@ -140,7 +140,7 @@ class Leases(Membership):
         """Returns how many partitions this member should hold."""
         return fair_share(self.id, living, self._topic.partitions)
 
-    def take_some(self, living: list[str]) -> list[int]:
+    def acquire_share(self, living: list[str]) -> list[int]:
         """Step 2, until our share is full; returns the new partitions."""
         taken: list[int] = []
         share = self.fair_share(living)
@@ -158,7 +158,7 @@ class Leases(Membership):
         """Step 2 for one partition; returns False if a living member has it."""
         return self._take(partition, Lease(self.id, 1, 0), living)
 
-    def take_once(self, partition: int) -> bool:
+    def acquire_once(self, partition: int) -> bool:
         """Takes a lease for a short while, without being a member; returns whether it did.
 
         A silent owner loses its lease once this object has seen it unchanged for

@@ -56,10 +56,10 @@ from tidelog.codec.journal_file import read_sources
 from tidelog.codec.segment import read_known
 from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.log.maintenance.unused_objects import origin_of, read_unused
 from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.staged import lost_partition
 from tidelog.log.topics import find_topic, read_head
+from tidelog.log.unused_objects import origin_of, read_unused
 from tidelog.model import layout
 from tidelog.model.topic import (
     AppenderView,
@@ -80,6 +80,7 @@ __all__ = [
     "accept_losses",
     "accepted_until_ms",
     "find_losses",
+    "generation_of",
     "newer_than",
     "raise_doubts",
     "remedy_for_lost",
@@ -204,13 +205,13 @@ def newer_than(context: Context, topic: Topic) -> list[ObjectInfo]:
         for info in context.store.list(
             folder(topic.incarnation), f"{folder(topic.incarnation)}{topic.generation:010}0"
         )
-        if _generation(info.key) > topic.generation
+        if generation_of(info.key) > topic.generation
     ]
     if found:
         now = find_topic(context, topic.name)  # another sweep may have raised it since
         if now.incarnation != topic.incarnation:
             raise NotFoundError(f"topic `{topic.name}`: was deleted: open it again, or create it")
-        found = [info for info in found if _generation(info.key) > now.generation]
+        found = [info for info in found if generation_of(info.key) > now.generation]
     return found
 
 
@@ -461,8 +462,8 @@ def _read_views(context: Context, info: ObjectInfo) -> list[AppenderView]:
     return read_known(context.store.get(info.key, 0, info.size), what)
 
 
-def _generation(key: str) -> int:
-    """Returns the generation of a segment or a value; -1 for a name that is not ours."""
+def generation_of(key: str) -> int:
+    """Returns the segment generation of a segment or a value; -1 for a name that is not ours."""
     try:
         return layout.segment_generation(key)
     except ValueError:

@@ -25,8 +25,8 @@ from tidelog.errors import (
 )
 from tidelog.log.maintenance.obsolete_rows import UnnamedProducerRow, decode_run
 from tidelog.log.maintenance.strays import NotedRow
-from tidelog.log.maintenance.unused_objects import ListedRow
 from tidelog.log.topics import read_head
+from tidelog.log.unused_objects import ListedRow
 from tidelog.model import layout
 from tidelog.model.topic import (
     UNNAMED,

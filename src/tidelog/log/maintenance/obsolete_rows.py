@@ -34,8 +34,8 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.maintenance.unused_objects import list_unused
 from tidelog.log.topics import raise_head
+from tidelog.log.unused_objects import list_unused
 from tidelog.model import layout, limits
 from tidelog.model.topic import (
     Amendment,

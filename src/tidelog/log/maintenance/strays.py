@@ -34,7 +34,7 @@ from tidelog.errors import (
     ConflictError,
     UnknownOutcomeError,
 )
-from tidelog.log.maintenance.unused_objects import add_row
+from tidelog.log.unused_objects import add_row
 from tidelog.model import layout, limits
 from tidelog.model.topic import Strays, Topic, encode_row
 

@@ -139,15 +139,15 @@ from tidelog.log.maintenance.obsolete_rows import (
 )
 from tidelog.log.maintenance.strays import kept_since, note_strays, noted_since
 from tidelog.log.maintenance.unfinished_writes import abort_uploads, left_by_sinks
-from tidelog.log.maintenance.unused_objects import (
+from tidelog.log.producer.staged import is_witness_obsolete, list_witnesses
+from tidelog.log.topics import find_topic, list_topics, raise_epoch, raise_head
+from tidelog.log.unused_objects import (
     ObjectUses,
     is_shared,
     origin_of,
     read_unused,
     remove_unused,
 )
-from tidelog.log.producer.staged import is_witness_obsolete, list_witnesses
-from tidelog.log.topics import find_topic, list_topics, raise_epoch, raise_head
 from tidelog.model import layout, limits
 from tidelog.model.topic import Head, Topic, decode_row, encode_row
 from tidelog.store.base import ObjectInfo

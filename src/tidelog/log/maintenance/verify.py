@@ -41,10 +41,10 @@ from tidelog.log.maintenance.lost_commits import (
     raise_doubts,
     remedy_for_lost,
 )
-from tidelog.log.maintenance.unused_objects import ObjectUses, is_shared, read_unused
 from tidelog.log.maintenance.verify_bytes import Finding, Severity, VerifyTally, read_ahead
 from tidelog.log.maintenance.verify_partition import PartitionCheck
 from tidelog.log.topics import find_topic
+from tidelog.log.unused_objects import ObjectUses, is_shared, read_unused
 from tidelog.model import layout
 from tidelog.model.topic import Amendment, Run, Topic, decode_fields
 from tidelog.store.base import ObjectInfo

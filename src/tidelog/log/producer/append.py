@@ -60,7 +60,6 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.maintenance.unused_objects import list_apart, list_unused
 from tidelog.log.producer.append_plan import (
     ALL_SEQUENCES,
     AppendPlan,
@@ -76,6 +75,7 @@ from tidelog.log.producer.append_plan import (
 )
 from tidelog.log.producer.staged import staged_origin
 from tidelog.log.topics import find_topic, head_of, open_head, read_head
+from tidelog.log.unused_objects import list_apart, list_unused
 from tidelog.model import layout, limits
 from tidelog.model.topic import (
     AppenderView,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
@@ -31,6 +31,7 @@ import pyarrow as pa
 from tidelog.codec.event_batch import batch_of
 from tidelog.codec.partitioner import split
 from tidelog.concurrency import Flag
+from tidelog.coordination.outcome import append_error
 from tidelog.errors import InternalError, TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.log.producer.append_plan import event_mark
 from tidelog.model import limits
@@ -39,7 +40,19 @@ from tidelog.model.event import Headers, Position, Positions
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["EventFields", "Flush", "FlushFailure", "FlushFailures", "FlushPart", "SendFuture"]
+__all__ = [
+    "EVENT_OVERHEAD_BYTES",
+    "EventFields",
+    "Flush",
+    "FlushFailure",
+    "FlushFailures",
+    "FlushPart",
+    "SendFuture",
+    "flushes_of",
+    "positions_of",
+]
+
+EVENT_OVERHEAD_BYTES = 100  # that an event takes in the buffer, besides its own bytes
 
 _log = logging.getLogger(__name__)
 
@@ -83,10 +96,10 @@ class EventBuffer:
             self.times.append(time_ms)
             self.values.append(value)
         except BaseException:
-            self.cut(rows, fields_before)
+            self.truncate(rows, fields_before)
             raise
 
-    def cut(self, events: int, fields: int) -> None:
+    def truncate(self, events: int, fields: int) -> None:
         """Drops what was added after the first events, of which some have fields."""
         del self.values[events:], self.times[events:]
         del self.fields[fields:], self.rows[fields:]
@@ -530,3 +543,58 @@ class FlushFailures:
         for failure in due:
             failure.raised_in(thread)
         return due[0].error if due else None
+
+
+def flushes_of(sent: Iterable[SendFuture]) -> list[tuple[Flush, npt.NDArray[np.int64]]]:
+    """Returns the flushes of events that were sent, each once, in order, with the events' rows."""
+    rows: dict[Flush, list[int]] = {}
+    for each in sent:
+        rows.setdefault(each.flush, []).append(each.index)
+    return [(flush, np.array(some, np.int64)) for flush, some in rows.items()]
+
+
+def positions_of(
+    topic: str, ended: Sequence[tuple[Flush, npt.NDArray[np.int64] | None]]
+) -> Positions:
+    """Returns the positions of these rows of flushes that have ended; None stands for all rows.
+
+    Raises the error of the append if some are not stored: ``PartialAppendError`` if others are.
+    """
+    fates = [_fates_of(flush, rows) for flush, rows in ended]
+    positions = Positions.joined(topic, [each.positions for each in fates])
+    error = next((each.error for each in fates if each.error is not None), None)
+    if error is None:
+        return positions
+    doubt = next((each.doubt for each in fates if each.doubt is not None), None)
+    unknown = np.flatnonzero(np.concatenate([each.unknown for each in fates]))
+    raise append_error(positions, unknown.tolist(), doubt or error)
+
+
+class _EventFates(NamedTuple):
+    """What became of some events of one flush."""
+
+    positions: Positions
+    unknown: npt.NDArray[np.bool_]  # which of them may or may not be stored
+    error: BaseException | None = None
+    doubt: BaseException | None = None  # why it is unknown
+
+
+def _fates_of(flush: Flush, rows: npt.NDArray[np.int64] | None) -> _EventFates:
+    found, unknown = flush.positions(), flush.unknown_rows()
+    if rows is None:
+        return _EventFates(found, unknown, flush.error, flush.unknown_error())
+    if len(found):
+        partitions, offsets, unknown = found.partitions[rows], found.offsets[rows], unknown[rows]
+    else:  # it failed before its events got partitions
+        partitions, offsets = np.zeros(len(rows), np.int32), np.full(len(rows), -1, np.int64)
+        unknown = np.zeros(len(rows), np.bool_)
+    positions = Positions(flush.topic, partitions, offsets)
+    failed = rows[offsets < 0].tolist()
+    if flush.error is None or not failed:
+        return _EventFates(positions, unknown)
+    for row in failed:
+        flush.note_raised(row)
+    if not isinstance(flush.error, TidelogError):
+        unknown = offsets < 0
+    doubt = flush.error_of(int(rows[unknown][0])) if unknown.any() else None
+    return _EventFates(positions, unknown, flush.error_of(failed[0]), doubt)

@@ -20,11 +20,17 @@ from tidelog.codec.event_batch import batch_bytes, check_events, stored_batch, t
 from tidelog.codec.formats.batches import slices
 from tidelog.codec.partitioner import partitions_for
 from tidelog.context import Context
-from tidelog.coordination.outcome import append_error
 from tidelog.errors import AlreadyExistsError, InvalidError, TidelogError, UnknownOutcomeError
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.append_plan import event_mark
-from tidelog.log.producer.flush import EventFields, Flush, FlushPart, SendFuture
+from tidelog.log.producer.flush import (
+    EVENT_OVERHEAD_BYTES,
+    EventFields,
+    Flush,
+    FlushPart,
+    SendFuture,
+    positions_of,
+)
 from tidelog.log.producer.flush_queue import UPLOADS, FlushQueue
 from tidelog.model import limits
 from tidelog.model.event import (
@@ -45,9 +51,8 @@ from tidelog.model.topic import (
 
 __all__ = ["Producer"]
 
-_OVERHEAD_BYTES = 100  # per event in the buffer, besides its own bytes
 _EVENTS_LAST = limits.SEGMENT_EVENTS_MAX - 1
-_PLAIN_BYTES_MAX = _EVENTS_LAST * _OVERHEAD_BYTES  # never more events than fit into a segment
+_PLAIN_BYTES_MAX = _EVENTS_LAST * EVENT_OVERHEAD_BYTES  # as many events as fit into a segment
 
 
 class Producer:
@@ -73,7 +78,7 @@ class Producer:
         if self._named:
             self._before = self._appender.open_named()
             self._sequence = max(state.last for state in self._before.values())
-        self._timer = threading.Thread(target=self._seal_by_time, daemon=True)
+        self._timer = threading.Thread(target=self._close_lingering, daemon=True)
         self._timer.start()
 
     @property
@@ -172,7 +177,7 @@ class Producer:
             with self._queue.lock:
                 flush = self._open
                 own = len(value)
-                size = flush.size + own + _OVERHEAD_BYTES
+                size = flush.size + own + EVENT_OVERHEAD_BYTES
                 if size < flush.limit and own <= self._event_bytes_max:
                     pending = flush.pending
                     index = len(pending.values)
@@ -180,14 +185,14 @@ class Producer:
                         pending.times.append(self._now_ms())
                         pending.values.append(value)
                     except BaseException:
-                        pending.cut(index, len(pending.fields))
+                        pending.truncate(index, len(pending.fields))
                         raise
                     flush.size = size
                     return SendFuture(flush, index)
         if sequence is not None:
             sequence = check_whole("send: sequence", sequence)
         event = Event(value, key, id, timestamp, type, headers_of(headers))
-        size = check_event(event, self._event_bytes_max) + _OVERHEAD_BYTES
+        size = check_event(event, self._event_bytes_max) + EVENT_OVERHEAD_BYTES
         time_ms = self._now_ms() if timestamp is None else check_timestamp(timestamp)
         if mark is not None:
             self._check_given(mark)
@@ -310,7 +315,9 @@ class Producer:
                 stopped = exc
             if stopped is not None:
                 flush.finish(stopped)
-        return self._wait_for(flushes)
+        for flush in flushes:
+            flush.wait(None)
+        return positions_of(self._topic.name, [(flush, None) for flush in flushes])
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Returns when everything that was sent is durable; raises the first failure.
@@ -323,7 +330,7 @@ class Producer:
         >>> producer.flush()
         """
         with self._queue.lock:
-            self._seal()
+            self._close_flush()
             waiting = list(self._queue.under_way.values())
         now_s = self._context.clock.monotonic_s
         end_s = None if timeout_s is None else now_s() + timeout_s
@@ -343,7 +350,7 @@ class Producer:
         with self._queue.lock:
             if self._queue.closed:
                 return
-            self._seal()
+            self._close_flush()
             self._queue.closed = True
             self._lingering.notify()
         self._queue.close()
@@ -437,7 +444,7 @@ class Producer:
                 self._sequence = fields.sequence
         flush.size += size
         if flush.size >= self._context.log_settings.segment_bytes or index >= _EVENTS_LAST:
-            self._seal()
+            self._close_flush()
         elif not flush.lingers:
             self._lingering.notify()  # the timer looks when the lock is free
             flush.lingers = True
@@ -461,12 +468,12 @@ class Producer:
             self._queue.held_bytes + self._open.size + size
             > self._context.log_settings.buffer_bytes
         ):
-            self._seal()
+            self._close_flush()
             self._queue.wait_for_room(size)
             if self._queue.held_bytes + self._open.size == 0:
                 return  # a single event may be larger than the buffer
 
-    def _seal(self) -> None:
+    def _close_flush(self) -> None:
         """Starts the open flush on its way. The lock must be held."""
         if not self._open.pending:
             return
@@ -477,7 +484,7 @@ class Producer:
             if flush.number >= 0:  # started, even if a signal handler has raised
                 self._open = following
 
-    def _seal_by_time(self) -> None:
+    def _close_lingering(self) -> None:
         """Starts a flush that has lingered, unless all uploads are busy. For the timer thread."""
         while True:
             with self._queue.lock:
@@ -495,7 +502,7 @@ class Producer:
                     )
                 )
                 if self._open is flush and not self._queue.closed:
-                    self._seal()
+                    self._close_flush()
 
     # Tables.
 
@@ -533,23 +540,10 @@ class Producer:
 
     def _submit(self, flush: Flush) -> None:
         with self._queue.lock:
-            self._seal()  # earlier events go first
+            self._close_flush()  # earlier events go first
             self._make_room(flush.size)
-            self._seal()  # events that arrived in the meantime need the room that this one takes
+            self._close_flush()  # events that arrived meanwhile need the room that this one takes
             self._queue.start(flush)
-
-    def _wait_for(self, flushes: list[Flush]) -> Positions:
-        error: BaseException | None = None
-        unknown: BaseException | None = None
-        for flush in flushes:
-            flush.wait(None)
-            error = error or flush.error
-            unknown = unknown or flush.unknown_error()
-        positions = Positions.joined(self._topic.name, [f.positions() for f in flushes])
-        if error is None:
-            return positions
-        unknown_rows = np.flatnonzero(np.concatenate([f.unknown_rows() for f in flushes]))
-        raise append_error(positions, unknown_rows.tolist(), unknown or error)
 
 
 def close_quietly(producer: Producer) -> TidelogError | None:

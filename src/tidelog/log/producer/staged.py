@@ -36,7 +36,7 @@ import pyarrow as pa
 from tidelog.codec.event_batch import batch_bytes
 from tidelog.context import Context
 from tidelog.errors import NotFoundError
-from tidelog.log.maintenance.unused_objects import origin_of, read_unused
+from tidelog.log.unused_objects import origin_of, read_unused
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted, open_json, seal_json
 from tidelog.model.limits import SEGMENT_EVENTS_MAX

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from tidelog.api.journal import presign_s
 from tidelog.codec.event_json import event_lines, is_event_line
 from tidelog.erasure.delete import DeleteResult
-from tidelog.errors import InvalidError, NotFoundError
+from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.journal.listing import JournalEntry
 from tidelog.model.event import check_timestamp
@@ -30,7 +30,7 @@ from tidelog.server.http.errors import TooLargeError, encode
 from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.metrics import Metrics
 from tidelog.server.http.request import (
-    Bodies,
+    TransferBudget,
     check_parameters,
     content_type,
     headers_of,
@@ -75,7 +75,7 @@ class ByIdHandlers:
         home: Home,
         threads: ServerThreads,
         metrics: Metrics,
-        bodies: Bodies,
+        bodies: TransferBudget,
         check: Callable[[Admission], None],
     ) -> None:
         self._check = check  # whether what let a request in still does
@@ -134,23 +134,12 @@ class ByIdHandlers:
         why, who = request.query_params.get("why", ""), request.scope[WHO]
         admission: Admission = request.scope[ADMISSION]
 
-        def erase() -> DeleteResult:
+        def delete() -> DeleteResult:
             self._check(admission)  # the turn at a thread may have taken long
-            return self._erase(topic, event_id, why, who)
+            return self._home.delete(topic, event_id, why=why, who=who)
 
-        done = await self._threads.run(erase)
+        done = await self._threads.run(delete)
         return _json({"topic": topic, "id": event_id, "deleted": done.events + done.archived})
-
-    def _erase(self, topic: str, event_id: str, why: str, who: str) -> DeleteResult:
-        """Deletes the events of an id from topic and archives. Raises ``NotFoundError``."""
-        done = self._home.erase(topic, ids=[event_id], why=why, who=who, prove=False)
-        if done.missing:
-            raise NotFoundError(
-                f"topic `{topic}`: has no event with id `{event_id[:200]}`, nor have its archives: "
-                "nothing was deleted: check the id",
-                topic=topic,
-            )
-        return done
 
     async def journals(self, request: Request) -> Response:
         """``GET /topics/{topic}/journals``"""

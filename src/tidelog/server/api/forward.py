@@ -91,7 +91,7 @@ class Forwards:
                 )
         forwarder = self._open[name]
         events = await self._ingest.events_of(headers, body, charge)
-        call = await self._ingest.hand_over(events, admission, forwarder.send_soon)
+        call = await self._ingest.with_events(events, admission, forwarder.send_soon)
         return await self._acknowledged(forwarder, call)
 
     async def send(self, forwarder: Forwarder, event: Event) -> None:

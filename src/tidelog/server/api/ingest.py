@@ -10,25 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
-import numpy as np
 
 from tidelog.codec.event_json import event_of_line, json_problem
-from tidelog.coordination.outcome import append_error
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnknownOutcomeError
 from tidelog.home import Home
-from tidelog.log.producer.flush import Flush, SendFuture
+from tidelog.log.producer.flush import (
+    EVENT_OVERHEAD_BYTES,
+    SendFuture,
+    flushes_of,
+    positions_of,
+)
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model import limits as model_limits
 from tidelog.model.decoding import json_items, too_deep
-from tidelog.model.event import Event, Position, Positions, check_event
+from tidelog.model.event import Event, Position, Positions, check_event, parse_timestamp
 from tidelog.model.topic import Topic
-from tidelog.server.api.open_topics import OpenTopic, OpenTopics, RoomPromise
-from tidelog.server.api.pixel_event import time_of
+from tidelog.server.api.open_topics import OpenTopic, OpenTopics
 from tidelog.server.http.auth import Admission
 from tidelog.server.http.errors import MediaTypeError, TooLargeError
 from tidelog.server.http.limits import ServerThreads
@@ -43,9 +45,9 @@ _IDEMPOTENCY_KEY_MAX = 255  # bytes
 _SMALL_BYTES = 65_536  # a body up to this size is sent from the loop
 _LARGE_BYTES = 1 << 20  # beyond this size not even its lines are counted in the loop
 _FEW_EVENTS = 200  # up to this number the loop itself handles them: a millisecond at most
+_LOCKED_BYTES = _SMALL_BYTES + _FEW_EVENTS * EVENT_OVERHEAD_BYTES  # sent under one lock
 _MANY_EVENTS = 5_000  # beyond this number they have threads of their own
 _WORK_BYTES = 200  # of a body take as long to parse as an event does
-_OVERHEAD_BYTES = 200  # of an event in a producer's buffer, at most
 
 _JSON = frozenset((b"application/json",))
 _LINES = frozenset((b"application/x-ndjson", b"application/jsonl", b"application/json-lines"))
@@ -88,8 +90,8 @@ class Ingest:
         """Stores the events of a body; refuses all or none of them. Returns their positions.
 
         ``admission`` is checked again just before, since a turn at a thread may take long.
-        Idempotency keys of one token are not those of others.
-        ``charge`` counts what they take in memory while they are stored, and may refuse them.
+        ``charge`` counts the memory that the events take, and may refuse them. Idempotency keys are
+        separate for each token.
         """
         opened = self._topics.get(topic) or await self._topics.open(topic)
         key = headers.get(b"idempotency-key")
@@ -105,7 +107,7 @@ class Ingest:
                     return await self.send(opened, events, admission)
                 by = "" if admission.token is None else admission.token.id
                 once = _idempotency_key(key, by)
-                return await self._send_once(opened, once, events, admission)
+                return await self._append_once(opened, once, events, admission)
             finally:
                 if _are_many(events):
                     self._free(events)
@@ -153,7 +155,7 @@ class Ingest:
         events = await self._run(count + len(body) // _WORK_BYTES, parse)
         return await self._charged(events, charge)
 
-    async def hand_over(
+    async def with_events(
         self, events: list[Event], admission: Admission, take: Callable[[list[Event]], T]
     ) -> T:
         """Returns what ``take`` returns for events; in a thread if they are many, and frees them.
@@ -187,82 +189,88 @@ class Ingest:
     async def send(
         self, opened: OpenTopic, events: list[Event], admission: Admission
     ) -> Sequence[Position]:
-        """Stores events through the shared producer. Returns their positions.
+        """Stores events through the shared producer. Returns their positions."""
 
-        A topic that was made again since it was opened is opened again.
-        """
-        try:
-            return await self._send(opened, events, admission)
-        except NotFoundError:
-            self._topics.drop(opened)
-            again = await self._topics.open(opened.topic.name)
-            return await self._send(again, events, admission)
+        async def store(topic: OpenTopic) -> Sequence[Position]:
+            with self._topics.using(topic):
+                if self._fit_into_loop(events):
+                    sent = self.enter(topic, events, admission)
+                else:
+                    sent = await self._run(len(events), self.enter, topic, events, admission)
+            return await self._durable(topic, sent)
 
-    def enter(self, opened: OpenTopic, event: Event, admission: Admission) -> None:
-        """Puts one event into the buffer, and waits for nothing."""
-        self._check_admission(admission)
-        self._enter_few(opened, [event], self.check(event) + _OVERHEAD_BYTES)
+        return await self._reopening(opened, store)
 
-    async def _send(
-        self, opened: OpenTopic, events: list[Event], admission: Admission
-    ) -> Sequence[Position]:
-        with self._topics.using(opened):
-            sent = await self._enter(opened, events, admission)
-        link = self._link()
-        if link is not None:
-            for flush in await self._run(len(sent), _flushes, sent):
-                flush.links.append(link)
-        if len(sent) == 1:  # the common case
-            flush, index = sent[0].flush, sent[0].index
-            await opened.wait_durable(flush)
-            if flush.error is None or flush.is_stored(index):
-                return (flush.positions()[index],)
-            flush.note_raised(index)
-            raise flush.error_of(index).with_traceback(None)
-        if len(sent) <= _FEW_EVENTS:
-            for flush in {each.flush: None for each in sent}:
-                await opened.wait_durable(flush)
-            return _positions(opened.topic.name, sent)
-        try:
-            for flush in await self._run(len(sent), _flushes, sent):
-                await opened.wait_durable(flush)
-            return await self._run(len(sent), _positions, opened.topic.name, sent)
-        finally:
-            self._free(sent)
-
-    async def _enter(
+    def enter(
         self, opened: OpenTopic, events: list[Event], admission: Admission
     ) -> list[SendFuture]:
-        """Puts events into the producer's buffer, if that has room for all of them."""
-        if len(events) <= _FEW_EVENTS:
-            size = sum(map(self.check, events))
-            if size <= _SMALL_BYTES:
-                self._check_admission(admission)
-                return self._enter_few(opened, events, size + _OVERHEAD_BYTES * len(events))
-        return await self._run(len(events), self._enter_many, opened, events, admission)
+        """Puts events into the producer's buffer, if it has room for all of them.
+
+        Waits for nothing. Raises ``BusyError``.
+        """
+        sizes = [self.check(event) + EVENT_OVERHEAD_BYTES for event in events]
+        whole = sum(sizes)
+        self._check_admission(admission)
+        sent: list[SendFuture] = []
+        try:
+            if len(events) == 1 or (len(events) <= _FEW_EVENTS and whole <= _LOCKED_BYTES):
+                with opened.entering:
+                    opened.check_room(whole)
+                    for event in events:
+                        sent.append(opened.send(event))  # noqa: PERF401 - an error leaves those before
+            else:
+                with opened.promised_room(whole) as promise:
+                    for event, size in zip(events, sizes, strict=True):
+                        sent.append(opened.send(event))
+                        promise.left -= size
+        except TidelogError as exc:
+            if not sent:
+                raise
+            raise UnknownOutcomeError(
+                f"append to `{opened.topic.name}`: {len(sent)} of {len(events)} events may be "
+                f"stored, then: {exc}"
+            ) from exc
+        return sent
+
+    def _fit_into_loop(self, events: list[Event]) -> bool:
+        """Returns whether the loop itself may check these events and send them."""
+        return len(events) <= _FEW_EVENTS and sum(map(self.check, events)) <= _SMALL_BYTES
+
+    async def _durable(self, opened: OpenTopic, sent: list[SendFuture]) -> Sequence[Position]:
+        """Returns the positions of events, once they are durable."""
+        is_small = len(sent) <= _FEW_EVENTS
+        flushes = flushes_of(sent) if is_small else await self._run(len(sent), flushes_of, sent)
+        if (link := self._link()) is not None:
+            for flush, _ in flushes:
+                flush.links.append(link)
+        try:
+            for flush, _ in flushes:
+                await opened.wait_durable(flush)
+            if len(sent) == 1 and sent[0].flush.error is None:  # the common case
+                return (sent[0].flush.positions()[sent[0].index],)
+            if is_small:
+                return positions_of(opened.topic.name, flushes)
+            return await self._run(len(sent), positions_of, opened.topic.name, flushes)
+        except TidelogError as exc:
+            raise exc.with_traceback(None) from exc.__cause__  # other requests raise it too
+        finally:
+            if not is_small:
+                self._free(sent)
+
+    async def _reopening(self, opened: OpenTopic, call: Callable[[OpenTopic], Awaitable[T]]) -> T:
+        """Returns what a call returns. Opens a topic again that was made again since."""
+        try:
+            return await call(opened)
+        except NotFoundError:
+            self._topics.drop(opened)
+            return await call(await self._topics.open(opened.topic.name))
 
     def _free(self, many: list[Any]) -> None:
         """Frees very many objects in a thread, since that takes milliseconds."""
         with contextlib.suppress(RuntimeError):  # the server stops, and has no threads any more
             self._pool.submit(many.clear)
 
-    def _enter_many(
-        self, opened: OpenTopic, events: list[Event], admission: Admission
-    ) -> list[SendFuture]:
-        sizes = [self.check(event) + _OVERHEAD_BYTES for event in events]
-        self._check_admission(admission)
-        if len(events) == 1:
-            return self._enter_few(opened, events, sizes[0])
-        with opened.promised_room(sum(sizes)) as promise:
-            return _send_all(opened, events, promise, sizes)
-
-    def _enter_few(self, opened: OpenTopic, events: list[Event], size: int) -> list[SendFuture]:
-        """Sends events of this size in one step. Raises ``BusyError``."""
-        with opened.entering:
-            opened.check_room(size)
-            return _send_all(opened, events)
-
-    async def _send_once(
+    async def _append_once(
         self, opened: OpenTopic, key: str, events: list[Event], admission: Admission
     ) -> Sequence[Position]:
         def append(topic: Topic) -> Positions:
@@ -271,12 +279,7 @@ class Ingest:
             self._check_admission(admission)
             return append_once(self._home.context, topic, key, events)
 
-        try:
-            return await self._threads.run(append, opened.topic)
-        except NotFoundError:
-            self._topics.drop(opened)
-            again = await self._topics.open(opened.topic.name)
-            return await self._threads.run(append, again.topic)
+        return await self._reopening(opened, lambda each: self._threads.run(append, each.topic))
 
     def _append_absent(
         self, topic: str, events: list[Event], admission: Admission
@@ -381,70 +384,6 @@ def _answer(topic: str, positions: Sequence[Position]) -> bytes:
     return b'{"topic":"%s","positions":[%s]}' % (topic.encode(), rows)
 
 
-def _flushes(sent: list[SendFuture]) -> list[Flush]:
-    """Returns the flushes of events, each once, in order."""
-    return list({each.flush: None for each in sent})
-
-
-def _send_all(
-    opened: OpenTopic,
-    events: list[Event],
-    promise: RoomPromise | None = None,
-    sizes: Sequence[int] = (),
-) -> list[SendFuture]:
-    """Puts events that were checked into the buffer, for which there is room."""
-    sent: list[SendFuture] = []
-    send = opened.producer.send
-    try:
-        for number, event in enumerate(events):
-            sent.append(
-                send(
-                    event.value,
-                    event.key,
-                    id=event.id,
-                    timestamp=event.timestamp,
-                    type=event.type,
-                    headers=event.headers,
-                )
-            )
-            if promise is not None:
-                promise.left -= sizes[number]
-    except TidelogError as exc:
-        if not sent:
-            raise
-        raise UnknownOutcomeError(
-            f"append to `{opened.topic.name}`: {len(sent)} of {len(events)} events may be stored, "
-            f"then: {exc}"
-        ) from exc
-    return sent
-
-
-def _positions(topic: str, sent: list[SendFuture]) -> Sequence[Position]:
-    """Returns the positions of events. Raises ``PartialAppendError`` if some are not stored."""
-    partitions = np.zeros(len(sent), np.int32)
-    offsets = np.full(len(sent), -1, np.int64)
-    unknown: list[int] = []
-    error: BaseException | None = None
-    for number, each in enumerate(sent):
-        if each.flush.error is None or each.flush.is_stored(each.index):
-            at = each.flush.positions()[each.index]
-            partitions[number], offsets[number] = at.partition, at.offset
-            continue
-        each.flush.note_raised(each.index)
-        failure = each.flush.error_of(each.index)
-        is_unknown = isinstance(failure, UnknownOutcomeError) or not isinstance(
-            failure, TidelogError
-        )
-        if is_unknown:
-            unknown.append(number)
-        if error is None or (is_unknown and len(unknown) == 1):
-            error = failure
-    positions = Positions(topic, partitions, offsets)
-    if error is None:
-        return positions
-    raise append_error(positions, unknown, error).with_traceback(None)
-
-
 def _line_number(body: bytes, index: int) -> int:
     """Returns the number, from 1, of the line after ``index`` others that are not blank."""
     filled = (number for number, line in enumerate(body.split(b"\n"), 1) if line.strip())
@@ -479,7 +418,7 @@ def _event_of_headers(headers: Headers, body: bytes) -> Event:
         value=body,
         key=key,
         id=_text(headers, b"tidelog-id"),
-        timestamp=None if time is None else time_of(time),
+        timestamp=None if time is None else parse_timestamp(time),
         type=_text(headers, b"tidelog-type"),
     )
 

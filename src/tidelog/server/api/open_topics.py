@@ -13,8 +13,9 @@ from collections.abc import Iterator
 
 from tidelog.errors import TidelogError, UnknownOutcomeError
 from tidelog.home import Home
-from tidelog.log.producer.flush import Flush
+from tidelog.log.producer.flush import Flush, SendFuture
 from tidelog.log.producer.producer import Producer, close_quietly
+from tidelog.model.event import Event
 from tidelog.model.topic import Topic, check_topic_name
 from tidelog.server.http import limits
 from tidelog.server.http.errors import BusyError
@@ -67,6 +68,17 @@ class OpenTopic:
         finally:
             with self.entering:
                 self._promises.discard(promise)
+
+    def send(self, event: Event) -> SendFuture:
+        """Puts an event that was checked into the buffer, for which there is room."""
+        return self.producer.send(
+            event.value,
+            event.key,
+            id=event.id,
+            timestamp=event.timestamp,
+            type=event.type,
+            headers=event.headers,
+        )
 
     async def wait_durable(self, flush: Flush) -> None:
         """Waits until a flush has ended, stored or failed.

@@ -91,7 +91,7 @@ class Pixels:
                 (position,) = await self._ingest.send(opened, [event], admission)
                 answered.append((b"tidelog-position", str(position).encode()))
             else:
-                self._ingest.enter(opened, event, admission)
+                self._ingest.enter(opened, [event], admission)
         self._metrics.events_in += 1
         await answer(send, 200, answered, GIF)
         return 200

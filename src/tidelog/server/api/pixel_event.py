@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from tidelog.errors import InvalidError
-from tidelog.model.event import Event, check_timestamp, from_iso
+from tidelog.model.event import Event, parse_timestamp
 from tidelog.server.http import limits
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "event_of_query",
     "is_durable",
     "parse_query",
-    "time_of",
 ]
 
 GIF = bytes.fromhex(  # 1x1, transparent
@@ -121,7 +120,7 @@ def event_of_query(
         value=_encode(value),
         key=key.encode() if isinstance(key, str) else key,
         id=texts.get("id"),
-        timestamp=None if time is None else time_of(time),
+        timestamp=None if time is None else parse_timestamp(time),
     )
 
 
@@ -164,10 +163,3 @@ def _shown(value: Text | list[Text]) -> object:
     if isinstance(value, list):
         return [_shown(each) for each in value]
     return value if isinstance(value, str) else {"base64": value}
-
-
-def time_of(text: str) -> int:
-    """Parses a time in a header or a query: whole milliseconds, or ISO 8601."""
-    if text.isascii() and text.isdigit() and len(text) <= 15:
-        return check_timestamp(int(text))
-    return from_iso(text)

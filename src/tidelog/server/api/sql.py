@@ -29,7 +29,7 @@ from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import BusyError, DisconnectedError, MediaTypeError, encode
 from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.request import (
-    Bodies,
+    TransferBudget,
     check_parameters,
     content_type,
     headers_of,
@@ -157,7 +157,7 @@ class SqlHandlers:
         self,
         runner: SqlRunner,
         threads: ServerThreads,
-        bodies: Bodies,
+        bodies: TransferBudget,
         check: Callable[[Admission], None],
     ) -> None:
         self._check = check  # whether what let a request in still does

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -153,8 +154,8 @@ class JournalPages:
         how = EraseOptions(who=who, incarnation=topic.incarnation, wait=_WAIT, watch=watch)
         key = asked.key.encode() if asked.key else None
         proof = self._home.erase(topic.name, asked.ids, key=key, why=asked.why, **how)
-        events = int(job.figures["deleted"])
-        return f"{events:,} events deleted, " + _report(job, asked, proof, watch.found)
+        result = _report(job, asked, proof)
+        return f"{int(job.figures['deleted']):,} events deleted, {result}"
 
     def _prove(self, topic: Topic, asked: ErasureForm, who: str | None, job: Job) -> str:
         keys = [asked.key.encode()] if asked.key else []
@@ -215,21 +216,22 @@ class _JobWatch(ErasureWatch):
         self._job = job
         self._total = total  # bytes of the topic
         self._read = 0
-        self._counts = [int(job.figures.get(name, "0")) for name in _REWRITTEN]
-        self.found: DeleteResult | None = None
+        # A resumed job adds to what the server did before it ended.
+        self._before = Counter({name: int(job.figures.get(name, "0")) for name in _REWRITTEN})
 
     def deleted(self, result: DeleteResult) -> None:
-        self.found = result
-        self._job.figures = {"deleted": str(result.events + result.archived)}
+        self._job.figures = {"deleted": str(result.found)}
 
     def purging(self) -> None:
         self._read = 0
         self._job.tell("step 2 of 3: compiling, rewriting archives, sweeping", 10)
 
     def purged(self, done: Erasure) -> None:
-        more = (done.compiled.journals, done.files, done.objects_deleted)
-        self._counts = [count + each for count, each in zip(self._counts, more, strict=True)]
-        self._job.figures |= dict(zip(_REWRITTEN, map(str, self._counts), strict=True))
+        super().purged(done)
+        total = self.total or done
+        counts = total.compiled.journals, total.files, total.objects_deleted
+        for name, count in zip(_REWRITTEN, counts, strict=True):
+            self._job.figures[name] = str(self._before[name] + count)
 
     def waiting(self, archive: str) -> None:
         self._job.tell(f"step 2 of 3: waiting for a range of archive {archive} to be committed")
@@ -262,9 +264,12 @@ def _asked(visit: Visit) -> ErasureForm:
     return asked
 
 
-def _report(job: Job, asked: ErasureForm, proof: Proof, deleted: DeleteResult | None = None) -> str:
+def _report(job: Job, asked: ErasureForm, proof: Proof) -> str:
     """Gives a job the result of an erasure, and returns it in words."""
+    deleted = proof.deleted
     missing = len(deleted.missing) if deleted else 0
+    if deleted:
+        job.figures["deleted"] = str(deleted.found)
     job.result = ErasureResult(asked, proof, missing, again=deleted is None)
     job.figures |= {
         "verdict": proof.verdict,

@@ -30,7 +30,7 @@ from tidelog.server.api.sql import QueryEnd
 from tidelog.server.http.auth import HOME, Admission, Gate
 from tidelog.server.http.errors import ForbiddenError, MediaTypeError, TooManyError
 from tidelog.server.http.limits import ServerThreads
-from tidelog.server.http.request import Bodies, content_type
+from tidelog.server.http.request import TransferBudget, content_type
 from tidelog.server.options import ServeOptions
 
 __all__ = [
@@ -115,7 +115,7 @@ class Sessions:
         self._now_s = clock.monotonic_s
         self._recent: dict[str, list[float]] = {}  # when each token began sessions
         self._logins: dict[str, _Login] = {}  # by the hash of a session's id, the oldest first
-        self._bodies = Bodies(_FORM_BYTES_MAX, clock, _FORMS_BYTES_MAX)
+        self._bodies = TransferBudget(_FORM_BYTES_MAX, clock, _FORMS_BYTES_MAX)
 
     def enter(self, scope: AsgiScope, headers: Headers) -> tuple[Session, Admission]:
         """Returns the session of a request, by its cookie alone.

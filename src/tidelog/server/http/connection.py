@@ -5,8 +5,8 @@ a time. A head that is too large reaches the app as a mark in its scope, and is 
 What is malformed gets status 400. None of these leaves a trace in a topic.
 
 A client that is refused may still be sending. A socket that is closed with unread bytes is reset,
-and the client sees the reset instead of the answer. So the server reads on for a moment; and after
-an answer of the app, as long as the body may take.
+and the client sees the reset instead of the answer. After a refusal the server keeps reading for
+``LINGER_S``, after a response for ``BODY_S``.
 
 A server that is full still answers health checks, and one address cannot fill it alone.
 
@@ -47,7 +47,7 @@ from tidelog.server.http.errors import (
 from tidelog.server.http.limits import client_of
 from tidelog.server.http.request import (
     PIECE_BYTES,
-    Bodies,
+    TransferBudget,
     framing_problem,
     path_of,
     target_problem,
@@ -471,7 +471,7 @@ class Deliveries:
     """The answers of one server that are on their way."""
 
     def __init__(self, clock: Clock) -> None:
-        self._bodies = Bodies(0, clock)
+        self._bodies = TransferBudget(0, clock)
 
     def bound(self, scope: Scope, send: Send) -> Send:
         """Returns a ``send`` that keeps an answer within the bound."""

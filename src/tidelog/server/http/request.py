@@ -51,8 +51,8 @@ __all__ = [
     "HEADER_BYTES",
     "PIECE_BYTES",
     "SINGLE",
-    "Bodies",
     "BodyBuffer",
+    "TransferBudget",
     "WholeRoute",
     "check_conditions",
     "check_host",
@@ -78,7 +78,7 @@ _SLOW_BYTES_S = 65_536  # a body below this speed may lose its place
 PIECE_BYTES = 65_536  # of a large answer: as much as a connection keeps to be taken
 
 
-class Bodies:
+class TransferBudget:
     """Reads bodies, up to a size each, and up to a size all together."""
 
     def __init__(self, bytes_max: int, clock: Clock, total_max: int | None = None) -> None:
@@ -207,7 +207,7 @@ class BodyBuffer:
 
     __slots__ = ("_bodies", "_bytes_s", "_moved", "_since_s", "_task", "client", "held", "is_lost")
 
-    def __init__(self, bodies: Bodies, client: str) -> None:
+    def __init__(self, bodies: TransferBudget, client: str) -> None:
         self.client = client
         self.held = 0
         self.is_lost = False
@@ -229,7 +229,7 @@ class BodyBuffer:
         self._bodies.free(self)
 
     async def read(self, receive: Receive, headers: Mapping[bytes, bytes]) -> bytes:
-        """Returns the whole body; see :meth:`Bodies.receive` for its errors."""
+        """Returns the whole body; see :meth:`TransferBudget.receive` for its errors."""
         return await self._bodies.receive(self, receive, headers)
 
     def charge(self, size: int) -> None:

@@ -3,7 +3,7 @@
 ``erase_and_prove`` is what ``Home.erase`` does:
 
 1. delete the events: no reader that starts later sees them (``erasure.delete``);
-2. delete what only objects hold that no row names (``erase_strays``);
+2. delete what only objects hold that no row names (``delete_strays``);
 3. ``purge``: compile the topic, erase from archives, repair their tables, and sweep;
 4. search every object that could hold the events (``erasure.proof_search``);
 5. write the hash of the proof to the audit.
@@ -18,8 +18,9 @@ proved by ``erase_archived_and_prove``, with the same steps except the compile.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import TypeVar
 
 from tidelog.archive.derived_archives import copies_of, reachable_archives_of
 from tidelog.archive.erased_events import Deletions, PartitionOffsets
@@ -34,7 +35,7 @@ from tidelog.erasure.archive_only import (
     keep_deletions,
     settled_offsets,
 )
-from tidelog.erasure.delete import DeleteResult, delete_events, delete_key, erase_strays
+from tidelog.erasure.delete import DeleteResult, delete_events, delete_key, delete_strays
 from tidelog.erasure.proof import Proof, record_proof
 from tidelog.erasure.proof_search import prove_erased, prove_erased_from_archive
 from tidelog.erasure.redaction import redact_seeks
@@ -60,7 +61,6 @@ __all__ = [
     "Erasure",
     "ErasureWatch",
     "TopicEvents",
-    "delete_from_topic",
     "erase_and_prove",
     "erase_archived_and_prove",
     "erase_until_settled",
@@ -83,14 +83,24 @@ _SEARCHES_MAX = 3  # of one proof
 _LOOK_AGAIN_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+_Swept = TypeVar("_Swept", SweepReport, PipelineSweep)
+
+
+@dataclass(slots=True)
 class Erasure:
     """What was done to delete erased bytes."""
 
-    compiled: CompileReport
-    archives: list[ArchiveErasure]
-    swept: SweepReport
-    staging: PipelineSweep
+    compiled: CompileReport = field(default_factory=CompileReport)
+    archives: list[ArchiveErasure] = field(default_factory=list)
+    swept: SweepReport = field(default_factory=SweepReport)
+    staging: PipelineSweep = field(default_factory=PipelineSweep)
+
+    def add(self, later: Erasure) -> None:
+        """Adds what a later removal did; what is left is what that found."""
+        self.compiled += later.compiled
+        _add_archives(self.archives, later.archives)
+        self.swept = _with_deleted(later.swept, self.swept)
+        self.staging = _with_deleted(later.staging, self.staging)
 
     @property
     def files(self) -> int:
@@ -142,8 +152,32 @@ class ArchivedEvents:
         return () if self.key is None else (self.key,)
 
 
+def _add_archives(total: list[ArchiveErasure], later: Iterable[ArchiveErasure]) -> None:
+    """Adds what a later look did to each archive; what the look does not name has ended."""
+    known = {(each.archive, each.generation): each for each in total}
+    for each in total:
+        each.add(ArchiveErasure(each.archive, each.generation))
+    for each in later:
+        name = each.archive, each.generation
+        if name not in known:
+            known[name] = ArchiveErasure(*name)
+            total.append(known[name])
+        known[name].add(each)
+
+
+def _with_deleted(later: _Swept, earlier: _Swept) -> _Swept:
+    """Returns a sweep, with what earlier sweeps of the same erasure deleted."""
+    return replace(
+        later,
+        objects_deleted=earlier.objects_deleted + later.objects_deleted,
+        bytes_deleted=earlier.bytes_deleted + later.bytes_deleted,
+    )
+
+
 class ErasureWatch:
     """Follows a long erasure: override what you want to know."""
+
+    total: Erasure | None = None  # what was removed so far
 
     def deleted(self, result: DeleteResult) -> None:
         """Called once the events of a topic are deleted, before their bytes are removed."""
@@ -152,7 +186,10 @@ class ErasureWatch:
         """Called before bytes are removed, each time."""
 
     def purged(self, done: Erasure) -> None:
-        """Called with what was removed, each time."""
+        """Called with what was removed, each time; adds it to ``total``."""
+        if self.total is None:
+            self.total = Erasure()
+        self.total.add(done)
 
     def waiting(self, archive: str) -> None:
         """Called while an archive has a range under way that may hold the events."""
@@ -178,19 +215,13 @@ def erase_and_prove(
     ``open_amender`` opens the topic as it is then: a delete of a key may take long. ``progress``
     gets the bytes of each step of a search by key.
     """
-    deleted = delete_from_topic(context, open_amender(), events, progress)
+    if events.keys:
+        (key,) = events.keys
+        deleted = delete_key(context, open_amender(), key, progress)
+    else:
+        deleted = delete_events(context, open_amender(), events.ids)
     watch.deleted(deleted)
     return purge_and_prove(context, open_amender(), events, wait_ms, watch, deleted)
-
-
-def delete_from_topic(
-    context: Context, amender: Amender, events: TopicEvents, progress: Callable[[int], None]
-) -> DeleteResult:
-    """Does step 1, for ids or for one key. Safe to repeat."""
-    if not events.keys:
-        return delete_events(context, amender, events.ids)
-    (key,) = events.keys
-    return delete_key(context, amender, key, progress)
 
 
 def purge_and_prove(
@@ -204,7 +235,7 @@ def purge_and_prove(
     """Does steps 2 to 5 for deleted events; without the result of a delete, 3 to 5."""
     topic, ids, keys = amender.topic, events.ids, events.keys
     if deleted is not None:
-        deleted = erase_strays(context, amender, deleted, ids, keys)
+        deleted = delete_strays(context, amender, deleted, ids, keys)
     _redact_seeks(context, ids, keys)
     for searches in range(1, _SEARCHES_MAX + 1):
         purge(context, topic, 0, wait_ms, watch)
@@ -321,20 +352,16 @@ def erase_until_settled(
 
     Returns what was erased, also after ``wait_ms``: then some report an unfinished range.
     """
-    total: dict[tuple[str, int], ArchiveErasure] = {}
+    total: list[ArchiveErasure] = []
     for is_last in looks(context.clock, wait_ms / 1000, _LOOK_S):
         errors: list[TidelogError] = []
         found = erase_from_archives(context, topic, deleted, errors.append)
-        for each in found:
-            known = total.setdefault(
-                (each.archive, each.generation), ArchiveErasure(each.archive, each.generation)
-            )
-            known.add(each)
+        _add_archives(total, found)
         if is_last or not any(each.waiting for each in found):
             for error in errors:
                 on_error(error)
             break
-    return list(total.values())
+    return total
 
 
 def finish_deletes(context: Context, topic: Topic) -> None:
