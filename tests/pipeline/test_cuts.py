@@ -260,7 +260,7 @@ def test_outputs_of_cuts_add_up() -> None:
     assert found.unused == ()
 
 
-def test_workers_that_give_a_cut_twice_are_refused() -> None:
+def test_workers_that_give_a_part_twice_are_refused() -> None:
     class Twice:
         def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
             yield _done(0, "10", 1)
@@ -269,7 +269,7 @@ def test_workers_that_give_a_cut_twice_are_refused() -> None:
     source = ListSource(1, 40)
     pipeline = Pipeline("a", "inc", source, None, Twice())  # type: ignore[arg-type]
     tasks = [_task(source, 0, "0", "10"), _task(source, 1, "10", "20")]
-    with pytest.raises(InternalError, match="cut 0 of 2 has two outcomes"):
+    with pytest.raises(InternalError, match="part 0 of 2 has two outcomes"):
         list(run_ranges(pipeline, tasks))
 
 
