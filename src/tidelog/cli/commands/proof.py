@@ -301,6 +301,8 @@ def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
         shown["removed"] = (
             f"{counted(done['objects_deleted'], 'object')} deleted, {journals}"
             f"{counted(done['archive_files_rewritten'], 'archive file')} rewritten{earlier}"
+            if any(done.values())
+            else "nothing"
         )
         if done[_UNDER_WAY]:
             shown["waiting for"] = counted(done[_UNDER_WAY], "archive range")
