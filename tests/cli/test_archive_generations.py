@@ -196,6 +196,9 @@ def test_drop_asks_on_a_terminal(tidelog: Run, monkeypatch: pytest.MonkeyPatch) 
     refused = tidelog("archive", "drop", "a", "2", terminal=True)
     assert (refused.code, "archive `a`: nothing was deleted" in refused.err) == (1, True)
     assert asked == ["Delete generation 2 of `a` with its files, for good?"]
+    live = tidelog("archive", "drop", "a", "1", terminal=True)
+    assert (live.code, "is the live one" in live.err, len(asked)) == (2, True, 1)
+    assert b"drop" not in tidelog("audit").out, "a refused drop is no drop"
     assert tidelog("archive", "drop", "a", "2", "--yes", terminal=True).code == 0
 
 

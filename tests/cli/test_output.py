@@ -33,12 +33,17 @@ ROWS = [
 ]
 
 
-def shown(width: int, monkeypatch: pytest.MonkeyPatch, captured: pytest.CaptureFixture[str]) -> str:
+def shown(
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+    captured: pytest.CaptureFixture[str],
+    columns: tuple[str, ...] = ("object", "events", "url"),
+) -> str:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")  # of a dumb one the width is always 80
     monkeypatch.setenv("NO_COLOR", "1")
-    Output(as_json=False).records(("object", "events", "url"), ROWS)
+    Output(as_json=False).records(columns, ROWS)
     return re.sub(r"\x1b\[[0-9;]*m", "", captured.readouterr().out)
 
 
@@ -51,7 +56,50 @@ def test_a_table_that_fits_is_a_table(
     assert lines[2].split() == [ROWS[1]["object"], "12", "-"]
 
 
-@pytest.mark.parametrize("width", [58, 40])
+def test_last_column_of_a_wide_table_is_below_each_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shown(58, monkeypatch, capsys, ("events", "url", "object")).splitlines() == [
+        "events  url  object",
+        "1       -",
+        f"  {ROWS[0]['object']}",
+        "12      -",
+        f"  {ROWS[1]['object']}",
+    ]
+
+
+def test_columns_without_a_value_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output(as_json=False)
+    output.records(("events", "url"), ROWS, rare=("url",))
+    assert capsys.readouterr().out == "events\n1\n12\n"
+    output.records(("events", "url"), [{**ROWS[0], "url": "x"}, ROWS[1]], rare=("url",))
+    assert capsys.readouterr().out == "events  url\n1       x\n12      -\n"
+
+
+def test_no_rows_leave_no_line_of_names(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=False).records(("dead", "reason"), [], "There are no dead letters.")
+    assert capsys.readouterr() == ("", "There are no dead letters.\n")
+
+
+def test_bar_of_a_driver_is_gone_before_the_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "write", sys.stdout.write)  # one screen
+    monkeypatch.setenv("TERM", "xterm")
+    output = Output(as_json=False)
+    with DriverWatch(output, "daily") as watch:
+        watch.look(20)
+        output.record({"archive": "daily", "events": 20})
+        output.say("Done.")
+    screen = capsys.readouterr().out
+    bar, result = screen.split("archive  daily\n")
+    assert "20 behind" in bar
+    assert bar.endswith("\x1b[2K"), "the bar was still on the line"
+    assert result == "events   20\nDone.\n"
+
+
+@pytest.mark.parametrize("width", [47, 40])
 def test_a_table_that_would_be_cut_is_one_record_below_the_other(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,7 @@ def test_a_token_is_shown_once_listed_and_revoked(tidelog: Run) -> None:
 
 def test_the_first_token_closes_servers_and_says_so(tidelog: Run) -> None:
     assert (
-        b"running servers require tokens within 5 seconds"
+        b"running servers require tokens within 6 seconds"
         in tidelog("token", "create", "--read").out
     )
 

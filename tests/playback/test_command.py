@@ -78,6 +78,12 @@ def test_empty_slots_are_told_on_request(tidelog: Run) -> None:
     ]
 
 
+def test_bar_is_there_before_the_first_event(tidelog: Run) -> None:
+    fill()
+    played = tidelog("playback", "t", *RANGE, "--to", "null:", terminal=True)
+    assert "waiting for events" in played.err
+
+
 def test_a_quiet_playback_prints_the_summary_alone(tidelog: Run) -> None:
     fill()
     done = tidelog("playback", "t", *RANGE, "--to", "null:", "--quiet")

@@ -504,17 +504,23 @@ class ArchiveHandle(ErasableArchive):
         )
         return self.info
 
-    def drop(self, generation: int, *, force: bool = False, who: str = "") -> None:
+    def drop(
+        self, generation: int, *, force: bool = False, dry_run: bool = False, who: str = ""
+    ) -> None:
         """Deletes a generation that is being built or kept, with its files.
 
         Raises ``InvalidError`` for the live one, and if the generation has events that neither the
-        live one nor the source has, unless ``force``. ``who`` is for the audit.
+        live one nor the source has, unless ``force``. With ``dry_run`` it only does that. ``who``
+        is for the audit.
 
         >>> archive = home.archives.get("daily")
         >>> _ = archive.backfill(granularity="hour")
         >>> archive.drop(2)
         """
         self.reload()
+        drop_generation(self._context, self.name, generation, force=force, dry_run=True)
+        if dry_run:
+            return
         self._record("drop", f"generation {generation}" + f", {_FORCED}" * force, who)
         drop_generation(self._context, self.name, generation, force=force)
         self.reload()

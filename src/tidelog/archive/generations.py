@@ -208,12 +208,12 @@ def rollback(
 
 
 def drop_generation(
-    context: Context, name: str, generation: int, *, force: bool = False
+    context: Context, name: str, generation: int, *, force: bool = False, dry_run: bool = False
 ) -> Archive:
     """Deletes a building or kept generation with all its files.
 
     Raises ``InvalidError`` for the live one, and if it covers what neither the live one nor the
-    source has, unless ``force`` accepts that loss.
+    source has, unless ``force`` accepts that loss. With ``dry_run`` it only does that.
     """
     archive = find_archive(context, name)
     files_at(context, archive)  # raises unless the folder is ours, before any change
@@ -241,6 +241,8 @@ def drop_generation(
                 "with --force",
                 missing=[each.text for each in lacking],
             )
+    if dry_run:
+        return archive
 
     def edit(found: Archive) -> Archive:
         check_shown(f"archive `{name}`", archive.incarnation, found.incarnation)

@@ -55,6 +55,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk without room
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _AGO = re.compile(r"-[0-9]+[a-z]+")  # as in `-15m`
+_NONE = "-"  # in place of no value
 _PIPE_WIDTH = 1_000  # columns: what goes into a pipe or a file is not squeezed
 
 
@@ -63,6 +64,7 @@ class Output:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
+        self.hide_bar: Callable[[], None] = lambda: None  # called before a person reads a result
         from rich.console import Console
 
         wide = None if sys.stdout.isatty() else _PIPE_WIDTH
@@ -74,12 +76,12 @@ class Output:
     def say(self, text: str) -> None:
         """Prints a line for people only."""
         if not self.as_json:
-            self._console.print(visible(text, "\n\t"))
+            self._print(visible(text, "\n\t"))
 
     def title(self, text: str) -> None:
         """Prints a heading for people only."""
         if not self.as_json:
-            self._console.print(f"\n{visible(text)}", style="bold")
+            self._print(f"\n{visible(text)}", style="bold")
 
     def record(self, values: Mapping[str, Any], always: Collection[str] | None = None) -> None:
         """Prints one result: a JSON line, or its fields one below the other.
@@ -93,37 +95,60 @@ class Output:
             values = {name: value for name, value in values.items() if value or name in always}
         width = max(len(visible(name)) for name in values)
         for name, value in values.items():
-            self._console.print(f"{visible(name):<{width}}  {_cell(value)}")
+            self._print(f"{visible(name):<{width}}  {_cell(value)}")
 
     def records(
-        self, columns: Iterable[str], rows: Iterable[Mapping[str, Any]], none: str = ""
+        self,
+        columns: Iterable[str],
+        rows: Iterable[Mapping[str, Any]],
+        none: str = "",
+        rare: Collection[str] = (),
     ) -> None:
-        """Several results: a JSON line each, or a table; records where it is too wide for that.
+        """Prints several results: a JSON line each, or a table for people.
 
-        ``none`` is for people, on standard error, if there are no rows.
+        On a terminal that is too narrow for the table, the last column is a line below each row;
+        if the rest is too wide as well, each row becomes a record. A column of ``rare`` is left out
+        if no row has a value there. ``none`` is printed on standard error if there are no rows.
         """
         if self.as_json:
             for row in rows:
                 self._json(row)
             return
-        names = list(columns)
-        shown = [[_cell(row[name]) for name in names] for row in rows]
-        if shown and self._console.is_terminal and _width(names, shown) > self._console.width:
+        found = list(rows)
+        if none and not found:
+            echo_aside(none)
+            return
+        names = [name for name in columns if name not in rare or any(row[name] for row in found)]
+        shown = [[_cell(row[name]) for name in names] for row in found]
+        room = self._console.width if shown and self._console.is_terminal else None
+        if room is None or _width(names, shown) <= room:
+            self._table([names, *shown])
+        elif len(names) > 1 and _width(names[:-1], [cells[:-1] for cells in shown]) <= room:
+            self._table([names, *shown], below=True)
+        else:
             for number, cells in enumerate(shown):
                 if number:
                     self.say("")
                 self.record(dict(zip(names, cells, strict=True)))
-            return
-        lines = [list(map(visible, names)), *shown]
+
+    def _table(self, rows: Sequence[Sequence[str]], below: bool = False) -> None:
+        """Prints aligned rows, the names first; ``below``: with the last cell on its own line."""
+        lines = [list(map(visible, rows[0])), *rows[1:]]
         widths = [max(map(cell_len, cells)) for cells in zip(*lines, strict=True)]
         for number, cells in enumerate(lines):
+            apart = below and number > 0
+            beside = cells[:-1] if apart else cells
             padded = [
                 cell + " " * (width - cell_len(cell))
-                for cell, width in zip(cells, widths, strict=True)
+                for cell, width in zip(beside, widths, strict=False)
             ]
-            self._console.print("  ".join(padded).rstrip(), style="" if number else "bold")
-        if none and not shown:
-            echo_aside(none)
+            self._print("  ".join(padded).rstrip(), style="" if number else "bold")
+            if apart and cells[-1] != _NONE:
+                self._print(f"  {cells[-1]}")
+
+    def _print(self, text: str, style: str = "") -> None:
+        self.hide_bar()
+        self._console.print(text, style=style)
 
     def _json(self, values: Mapping[str, Any]) -> None:
         write_out(msgspec.json.encode(values) + b"\n")
@@ -132,7 +157,7 @@ class Output:
 def _cell(value: object) -> str:
     """Returns a value as people read it."""
     if value is None or value in ((), []):
-        return "-"
+        return _NONE
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
@@ -281,11 +306,15 @@ class TimeBar:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
+    def show(self, says: str) -> None:
+        """Shows the bar, before it is known where it begins."""
+        self._progress.update(self._task, says=says)
+        self._progress.start()  # not before, as lines come first
+
     def move(self, time_ms: int, end_ms: int, says: str) -> None:
         """Shows that a time is done. The first call says where the bar begins."""
         if self._first_ms is None:
             self._first_ms = time_ms
-            self._progress.start()  # not before, as lines come first
         total = max(1, end_ms - self._first_ms)
         done = min(max(0, time_ms - self._first_ms), total)
         self._progress.update(self._task, total=total, completed=done, says=says)

@@ -180,6 +180,8 @@ class DriverWatch:
             disable=output.as_json or not sys.stderr.isatty(),
         )
         self._task = self._bar.add_task(what, total=None, speed="")
+        self._has_bar = False  # on the screen
+        output.hide_bar = self._hide_bar
         self._done = 0
         self._follows = follows
         self._share = -1  # source partitions that it has; -1: not known yet
@@ -191,6 +193,7 @@ class DriverWatch:
     def __enter__(self) -> DriverWatch:
         self._interruption.__enter__()
         self._bar.start()
+        self._has_bar = True
         return self
 
     def __exit__(
@@ -200,10 +203,16 @@ class DriverWatch:
         trace: TracebackType | None,
     ) -> None:
         self._tell_errors(str(error or ""))
-        self._bar.stop()
+        self._hide_bar()
         if error is None and self._interruption.is_unfinished:
             self.tell(f"{self._what}: interrupted: run the command again to resume")
         self._interruption.__exit__(kind, error, trace)
+
+    def _hide_bar(self) -> None:
+        """Removes the bar, which would share its line with the result."""
+        if self._has_bar:
+            self._has_bar = False
+            self._bar.stop()
 
     def look(self, waiting: int) -> None:
         """Moves the end of the bar to where all waiting events are done."""

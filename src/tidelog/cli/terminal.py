@@ -84,7 +84,7 @@ def ask_first(what: str, question: str, yes: bool, doing: str = "deleting") -> N
         raise InvalidError(f"{what}: {doing} needs --yes without a terminal")
     if not click.confirm(visible(question), err=True):
         did = {"deleting": "deleted", "moving": "moved", "writing": "written"}[doing]
-        raise FailedError(f"{what}: nothing was {did}")
+        raise FailedError(f"{what}: nothing was {did}, as you answered no")
 
 
 def past_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -143,14 +143,14 @@ def test_archive_continues_beside_a_bad_name_and_its_status_shows_it(
     status = tidelog("archive", "status", "a")
     shown = status.out.decode() + status.err
     assert "in/b%FFd.txt: has failed since" in shown
-    assert "a: generation 1, 2 events read, 2 files" in shown
+    assert "a: 2 events read, " in shown
+    assert "Generation 1: 2 files" in shown
 
     os.rename(bad, os.fsencode(tmp_path / "in" / "b-d.txt"))
     assert tidelog("archive", "run", "a", "--no-spark").code == 0
-    assert (
-        "3 events read, 3 files written so far"
-        in tidelog("archive", "status", "a").out.decode() + status.err
-    )
+    shown = tidelog("archive", "status", "a").out.decode()
+    assert "a: 3 events read, " in shown
+    assert "3 files written so far" in shown
 
 
 @pytest.fixture
@@ -196,14 +196,14 @@ def test_a_folder_without_rights_stops_only_its_files(
     shown = status.out.decode() + status.err
     assert "in/sub%2Fx.txt: has failed since" in shown
     assert "in/sub: has failed since" in shown
-    assert "a: generation 1, 4 events" in shown, "the others go on"
+    assert "a: 4 events" in shown, "the others go on"
     assert tidelog("archive", "run", "a", "--no-spark", "--accept-loss").code != 0, "no loss"
     deny(folder / "sub", False)
     assert tidelog("archive", "run", "a", "--no-spark").code == 0
     status = tidelog("archive", "status", "a")
     shown = status.out.decode() + status.err
     assert "has failed since" not in shown
-    assert "a: generation 1, 6 events" in shown
+    assert "a: 6 events" in shown
 
 
 def test_folder_of_an_archive_without_rights_stops_its_topic(

@@ -105,6 +105,7 @@ def test_a_person_is_erased_with_a_proof(served: Served, browser: Browser) -> No
     assert "delete by key" in audit
     assert "request 2026-118" in audit
     assert "person-3" not in audit.replace("customer-7", "")
+    assert f"by {served.home.reason().who}" in text_of(browser.get("/console/jobs"))
 
 
 def test_events_are_erased_by_ids_with_blanks_in_them(served: Served, browser: Browser) -> None:

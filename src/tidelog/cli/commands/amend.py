@@ -288,7 +288,7 @@ def show_records(output: Output, records: Iterable[AuditRecord]) -> None:
         return
     columns = ("at", "op", "who", "events", "ids", "key", "why", "state", "proof")
     rows = list(map(_row, records))
-    output.records(columns, rows, "The audit has no such records.")
+    output.records(columns, rows, "The audit has no such records.", rare=("ids", "key", "proof"))
 
 
 def _topic_of(home: Home, name: str) -> Topic:
@@ -359,7 +359,8 @@ def _plan(home: Home, topic: str, ids: list[str], key: bytes | None) -> ErasureP
 def _report_deleted(output: Output, topic: str, key: str | None, deleted: DeleteResult) -> None:
     """Prints what a delete found; exits with 1 unless everything was found."""
     told = {"deleted": deleted.events, "archived": deleted.archived}
-    output.record({"topic": topic, **told, "missing": _shown(output, deleted)})
+    record = {"topic": topic, **told, "missing": _shown(output, deleted)}
+    output.record(record, always=("topic", "deleted"))
     say_unseen(output, deleted.unseen)
     if not (deleted.events or deleted.archived):
         output.say(f"Nothing was deleted: {_no_event(topic, key)}.")

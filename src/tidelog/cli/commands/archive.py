@@ -435,9 +435,9 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
             **options,
         )
         output.record({"archive": name, "events": done.events})
-        if watch.dead and not output.as_json:
+        if watch.dead:
             dead = counted(watch.dead, "dead letter")
-            watch.tell(f"{dead}: run `tidelog archive dead {name}` to see why")
+            output.say(f"{dead}: run `tidelog archive dead {name}` to see why")
 
 
 @archive.command("list")
@@ -453,7 +453,7 @@ def list_all(home_text: str | None, output: Output, /) -> None:
     with open_home(home_text) as home:
         rows = [_describe(each, output) for each in home.archives.list()]
         none = "There are no archives yet: see `tidelog archive create --help`."
-        output.records(("name", "kind", "source", "folder", "format", "state"), rows, none)
+        output.records(("name", "kind", "format", "state", "source", "folder"), rows, none)
 
 
 @archive.command()

@@ -288,7 +288,8 @@ def drop(
     """
     with open_home(home_text) as home:
         found = home.archives.get(name)
-        if sys.stdin.isatty():
+        if sys.stdin.isatty() and not yes:
+            found.drop(generation, force=force, dry_run=True)  # nobody confirms what is refused
             question = f"Delete generation {generation} of `{name}` with its files, for good?"
             ask_first(f"archive `{name}`", question, yes)
         found.drop(generation, force=force)
@@ -414,13 +415,13 @@ def restore(home_text: str | None, output: Output, /, name: str, to: str, **give
             spark=spark_of(given),
             **run_options(given, watch),
         )
-        if done.dead:
-            watch.tell(
-                f"archive `{name}`: no topic accepts {counted(done.dead, 'dead letter')}, which "
-                f"stay in the archive: run `tidelog archive dead {name}`"
-            )
         told = {"events": done.events, "left_out": done.left_out, "dead": done.dead}
-        output.record({"archive": name, "to": to, **told})
+        output.record({"archive": name, "to": to, **told}, always=("archive", "to", "events"))
+        if done.dead:
+            output.say(
+                f"No topic accepts {counted(done.dead, 'dead letter')}, which stay in the archive: "
+                f"run `tidelog archive dead {name}`"
+            )
 
 
 @click.command()

@@ -11,7 +11,15 @@ import msgspec
 
 from tidelog.api.archives import ArchiveHandle
 from tidelog.archive.status import ArchiveStatus, Limits, troubles
-from tidelog.cli.output import FAILED, Output, counted, echo_aside, json_option, write_out
+from tidelog.cli.output import (
+    FAILED,
+    Output,
+    counted,
+    echo_aside,
+    json_option,
+    to_seconds,
+    write_out,
+)
 from tidelog.cli.terminal import open_home
 from tidelog.errors import InvalidError
 from tidelog.home import Home
@@ -25,7 +33,21 @@ __all__ = ["account_values", "finalize", "register", "show_accounts", "status"]
 
 _GAPS_SHOWN = 20  # per source partition
 
-_COLUMNS = (
+_STATUS_COLUMNS = (
+    "partition",
+    "position",
+    "end",
+    "lag",
+    "lag_s",
+    "events",
+    "files_written",
+    "bytes_written",
+    "dead",
+    "lost",
+    "under_way_s",
+    "last_commit",
+)
+_ACCOUNT_COLUMNS = (
     "partition",
     "begin",
     "why",
@@ -70,7 +92,8 @@ def show_accounts(output: Output, name: str, accounts: Sequence[Account]) -> Non
     if output.as_json or not accounts:
         return
     output.title("What became of every offset since the archive's start")
-    output.records(_COLUMNS, [_row(each) for each in accounts])
+    rare = ("dropped", "erased", "never there", "in gaps")
+    output.records(_ACCOUNT_COLUMNS, [_row(each) for each in accounts], rare=rare)
     for each in accounts:
         for gap in each.gaps[:_GAPS_SHOWN]:
             output.say(
@@ -232,7 +255,7 @@ def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) 
     watermark = None if done.watermark_ms is None else to_iso(done.watermark_ms)
     output.record({"archive": name, "watermark": watermark})
     for error in done.errors:
-        echo_aside(f"not told: {error}")
+        echo_aside(f"not notified: {error}")
     if not done.is_clean:
         sys.exit(FAILED)
 
@@ -287,7 +310,9 @@ def register(home_text: str | None, output: Output, /, name: str, **given: Any) 
         table = _table(given)
         if table is None and (given["forget"] or given["keep"] is not None):
             count = len(tables.list())
-            raise InvalidError(f"archive `{name}`: has {count} tables: say which with --as")
+            raise InvalidError(
+                f"archive `{name}`: has {counted(count, 'table')}: say which with --as"
+            )
         if table is not None and given["forget"]:
             tables.forget(table)
             output.say(
@@ -353,7 +378,7 @@ def _check(output: Output, found: list[ArchiveStatus], limits: Limits) -> None:
 
 
 def _show(output: Output, found: ArchiveStatus) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "archive": found.archive.name,
             "partition": each.partition,
@@ -387,22 +412,12 @@ def _show(output: Output, found: ArchiveStatus) -> None:
         }
         for each in found.partitions
     ]
-    events = sum(each.events for each in found.partitions)
-    dead = sum(each.dead for each in found.partitions)
-    behind = "an unknown number" if found.lag is None else f"{found.lag:,}"
-    driver = f"{found.drivers} at work" if found.drivers else "none at work"
-    if found.archive.ended is not None:
-        driver += f"; ended at {to_iso(found.archive.ended.at_ms)}"
-    output.say(
-        f"{found.archive.name}: generation {found.generation}, {counted(events, 'event')} read, "
-        f"{_written(found)}, {counted(dead, 'dead letter')}, {behind} behind, "
-        f"watermark {_watermark(found) or '-'}, drivers: {driver}"
-    )
+    _show_summary(output, found)
     _show_generations(output, found)
     output.say("")
-    names = ("partition", "position", "end", "lag", "lag_s", "events", "files_written")
-    more = ("bytes_written", "dead", "lost", "last_commit", "under_way_s")
-    output.records((*names, *more), rows)
+    if not output.as_json:
+        rows = [{**row, "last_commit": _seconds(row["last_commit"])} for row in rows]
+    output.records(_STATUS_COLUMNS, rows, rare=("lost", "under_way_s"))
     accounts = [each.account for each in found.partitions if each.account is not None]
     show_accounts(output, found.archive.name, accounts)
     for one in found.aside:
@@ -422,6 +437,28 @@ def _show(output: Output, found: ArchiveStatus) -> None:
         )
     if found.source_error:
         output.say(f"{found.archive.name}: its source cannot be reached: {found.source_error}")
+
+
+def _show_summary(output: Output, found: ArchiveStatus) -> None:
+    """Prints the lines above the tables, with the name first, so that --all says whose they are."""
+    events = sum(each.events for each in found.partitions)
+    dead = sum(each.dead for each in found.partitions)
+    behind = "an unknown number" if found.lag is None else f"{found.lag:,}"
+    driver = counted(found.drivers, "driver") if found.drivers else "no driver"
+    ended = found.archive.ended
+    output.say(
+        f"{found.archive.name}: {counted(events, 'event')} read, {counted(dead, 'dead letter')}, "
+        f"{behind} behind, {driver} at work"
+        + (f", ended at {to_iso(ended.at_ms)}" if ended else "")
+    )
+    watermark = _watermark(found)
+    output.say(f"Generation {found.generation}: {_written(found)}")
+    if watermark:
+        output.say(f"Watermark: {watermark}")
+
+
+def _seconds(time: str | None) -> str | None:
+    return None if time is None else to_seconds(time)
 
 
 def _written(found: ArchiveStatus) -> str:

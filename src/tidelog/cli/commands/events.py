@@ -159,8 +159,8 @@ def _show(counts: LineCounts, output: Output, named: bool) -> None:
     if output.as_json:
         values["ends"] = [{"partition": partition, "end": end} for partition, end in ends]
     else:
-        values["ends"] = ", ".join(f"{counts.topic}/{p}: {end}" for p, end in ends) or None
-    output.record(values)
+        values["ends"] = ", ".join(f"{counts.topic}/{p}: {end}" for p, end in ends)
+    output.record(values, always=values.keys() - {"ends"})
 
 
 @contextlib.contextmanager
@@ -475,7 +475,9 @@ def seek(home_text: str | None, output: Output, /, topic: str, name: str, **give
 def _effect(plan: list[CursorMove]) -> str:
     """Returns what a seek skips and repeats, in a sentence."""
     skipped, again = sum(each.skipped for each in plan), sum(each.again for each in plan)
-    return f"It skips {counted(skipped, 'event')} and delivers {counted(again, 'event')} again."
+    parts = [f"skips {counted(skipped, 'event')}"] if skipped else []
+    parts += [f"delivers {counted(again, 'event')} again"] if again else []
+    return f"It {' and '.join(parts)}." if parts else "It changes nothing."
 
 
 @consumer.command()

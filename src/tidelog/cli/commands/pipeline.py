@@ -284,7 +284,8 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
             **run_options({**given, "flush_on_stop": True}, watch),
         )
         told = {"events": done.events, "left_out": done.left_out}
-        output.record({"pump": made.name, "topic": topic, **told})
+        always = ("pump", "topic", "events")
+        output.record({"pump": made.name, "topic": topic, **told}, always=always)
 
 
 @click.command("spark-env")

@@ -44,7 +44,7 @@ _TIME = re.compile(r"\d{4}-\d\d|-\d+[a-z]+$|now$|latest$")  # in place of a sink
 _RATE_MIN = 1_000  # events: the rate of fewer says nothing
 _CLOCK = slice(11, 23)  # the time of day in ISO 8601, with milliseconds
 _NONE = "There are no named playbacks yet: `tidelog playback TOPIC --to SINK --resume NAME`."
-_COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")  # of a list
+_COLUMNS = ("name", "topic", "state", "events", "began", "start", "end", "sink")  # of a list
 
 
 @click.command()
@@ -353,6 +353,7 @@ class _Messages:
             f"playback of {topic.name} from {to_iso(times.start_ms)} to {to_iso(times.end_ms)}",
             None,
         )
+        self.bar.show("waiting for events")
 
     def waits(self) -> None:
         """Another process has it."""
@@ -422,7 +423,7 @@ def _how_to_go_on(
         command += [] if options.speed == "max" else ["--speed", options.speed]
         return f"Resume it with: {shlex.join(command)}"
     if played.last is None:
-        return "It stopped before the first event."
+        return "It stopped waiting for events."
     return (
         f"It stopped after {to_iso(played.last.time_ms)}, partition {played.last.partition}, "
         f"offset {played.last.offset}. With --resume NAME it could resume there."

@@ -294,6 +294,8 @@ def _evidence(proof: Proof, removed: Erasure | None) -> dict[str, str]:
             f"{counted(removed.objects_deleted, 'object')} deleted, {journals}"
             f"{counted(removed.files, 'archive file')} rewritten"
             f"{', for earlier deletes' if is_earlier else ''}"
+            if any(_removed_values(removed).values())
+            else "nothing"
         )
         if removed.waiting:
             shown["waiting for"] = counted(removed.waiting, "archive range")

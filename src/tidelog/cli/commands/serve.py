@@ -310,7 +310,7 @@ def create(
         _warn_unmatched(home, grants)
         output.say("Keep the token: it cannot be shown again.")
         if len(home.tokens.list()) == 1:
-            output.say("It is the first one: running servers require tokens within 5 seconds.")
+            output.say("It is the first one: running servers require tokens within 6 seconds.")
 
 
 def _warn_unmatched(home: Home, grants: Iterable[Grant]) -> None:

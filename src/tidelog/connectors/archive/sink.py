@@ -110,8 +110,8 @@ class ArchiveSink:
             open_parser(settings.parser, settings.layout)
         elif settings.layout != FolderSettings():
             raise InvalidError(
-                "archive: granularity, time zone and formats of folders are for kind partition: "
-                "leave them out of a backup"
+                "archive: granularity, time zone and formats of folders are for archives with a "
+                "parser: leave them out of a backup"
             )
         if not 0 <= settings.dead_share_max <= 1:
             raise InvalidError(f"archive: dead_share_max is {settings.dead_share_max}: give 0 to 1")

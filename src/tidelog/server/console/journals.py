@@ -144,7 +144,8 @@ class JournalPages:
 
     def _begin(self, kind: str, what: str, topic: Topic, visit: Visit, work: Work) -> Answer:
         args = {"topic": topic.name, "incarnation": topic.incarnation}
-        job = self._jobs.start(kind, what, args, visit.session.who, work)
+        who = self._home.reason(who=visit.session.who or None).who
+        job = self._jobs.start(kind, what, args, who, work)
         return Redirect(url("/console/proofs", job.id))
 
     def _erase(self, topic: Topic, asked: ErasureForm, who: str | None, job: Job) -> str:

@@ -201,7 +201,8 @@ class TopicPages:
             return ShownPage("playback.html", values)
         what = f"playback of {topic.name} to {target}, {start or 'beginning'} to {end or 'now'}"
         args["name"] = f"console-{self._home.context.ids.new()[:12]}"
-        self._jobs.start("playback", what, args, visit.session.who)
+        who = self._home.reason(who=visit.session.who or None).who
+        self._jobs.start("playback", what, args, who)
         return Redirect("/console/jobs")
 
     def _playback(self, args: Mapping[str, str], who: str) -> Work:
