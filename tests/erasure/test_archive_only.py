@@ -26,6 +26,7 @@ from tidelog.erasure import archive_only as archived
 from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events, delete_key
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError, UnknownOutcomeError
+from tidelog.journal import amend
 from tidelog.log.ledger import read_erased, was_erased
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.erase import purge
@@ -386,3 +387,30 @@ def test_erasure_of_an_archive_waits_for_its_driver(home: Home) -> None:
 
 def _die(*_: Any) -> int:
     raise Crash
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+@pytest.mark.parametrize("compiles", [True, False])
+def test_what_a_killed_delete_has_hidden_leaves_archives_though_it_is_trimmed(
+    home: Home, monkeypatch: pytest.MonkeyPatch, by_key: bool, compiles: bool
+) -> None:
+    """The delete dies before its last step; repeated, it finds nothing that is not hidden."""
+    daily, _ = archives(home)
+    put = amend.put_record
+
+    def put_or_die(*given: Any) -> Any:
+        if given[2].state == "done":
+            raise Crash
+        return put(*given)
+
+    sought: dict[str, Any] = {"key": b"ada"} if by_key else {"ids": ["id-0", "id-1", "id-3"]}
+    with monkeypatch.context() as patch:
+        patch.setattr(amend, "put_record", put_or_die)
+        with pytest.raises(Crash):
+            home.delete("t", **sought)
+    assert home.delete("t", **sought).events == (2 if by_key else 0)
+    if compiles:
+        home.compile("t")
+    trim(home)
+    home.purge("t", wait=0)
+    assert not {"v0", "v1", "v3"} & set(held(home, daily))

@@ -2,9 +2,11 @@
 
 The audit of a topic says where events were deleted, and its ledger says which ids. A record that is
 ``begun`` may belong to a delete that crashed before it deleted anything. An event of such a record
-counts only if its amendment exists, or if its journal no longer has it. A record of events that
-only archives hold is decided once it is written, and always counts. All of this can be read from a
-topic that is being deleted, until its rows and objects are deleted.
+counts only if its amendment exists, or if its journal no longer has it. What was trimmed since
+counts too: nothing shows any more whether it was deleted, and the same delete, if it is repeated,
+finds only events that are not hidden yet. A record of events that only archives hold is decided
+once it is written, and always counts. All of this can be read from a topic that is being deleted,
+until its rows and objects are deleted.
 
 An erasure is permanent. It names offsets of a source partition, with its incarnation, and ids or
 keys up to a time. Ids and keys erased from an archive count in all of its source partitions, also
@@ -164,9 +166,11 @@ def _has_amendment(context: Context, topic: Topic, event: AuditedEvent) -> bool:
 
 
 def _is_compiled_out(context: Context, topic: Topic, event: AuditedEvent) -> bool:
-    """Returns whether a journal covers the offset and has no event there."""
+    """Returns whether a journal covers the offset and has no event there, or it was trimmed."""
     head = find_head(context, topic, event.partition)
-    if not head.start <= event.offset < head.journaled:
+    if event.offset < head.start:
+        return True
+    if event.offset >= head.journaled:
         return False
     bounds = (event.offset, event.offset + 1)
     for run in covering(context, topic, event.partition, head, bounds):
