@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.serving import Served, error, serving
 from tidelog.errors import CorruptError, UnavailableError
-from tidelog.server.http import limits, metrics
+from tidelog.server.http import health, limits
 
 
 class Switch:
@@ -41,7 +41,7 @@ SECRET = "/srv/secret/place"
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stall of this machine is no outage."""
-    monkeypatch.setattr(metrics, "_READY_S", 60.0)
+    monkeypatch.setattr(health, "_READY_S", 60.0)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_catalog_that_is_gone_is_503(served: Served, catalog: Switch) -> None:
 def test_a_home_that_hangs_is_not_ready_within_a_second_or_so(
     served: Served, store: Switch, catalog: Switch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "_READY_S", 1.0)
+    monkeypatch.setattr(health, "_READY_S", 1.0)
     store.hangs.clear()
     try:
         deadline = time.monotonic() + 60  # far less than the store hangs

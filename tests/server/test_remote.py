@@ -12,7 +12,7 @@ from tests.servers.dynamodb import DynamoDb
 from tests.servers.s3 import S3
 from tests.support.serving import serving
 from tidelog.home import create_home
-from tidelog.server.http import metrics
+from tidelog.server.http import health
 from tidelog.settings import Settings
 
 pytestmark = pytest.mark.server
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.server
 def test_events_go_in_and_out_and_repeats_are_known(
     s3_server: S3, dynamodb_server: DynamoDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "_READY_S", 60.0)  # a stall is not what this is about
+    monkeypatch.setattr(health, "_READY_S", 60.0)  # a stall is not what this is about
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.secret_key)
     settings = Settings(

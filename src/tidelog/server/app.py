@@ -65,17 +65,10 @@ from tidelog.server.http.errors import (
     encode,
     status_of,
 )
+from tidelog.server.http.health import Health
 from tidelog.server.http.limits import ServerThreads
-from tidelog.server.http.metrics import (
-    USAGE_S,
-    AccessLog,
-    ClientUsage,
-    ErrorLog,
-    Health,
-    Metrics,
-    Read,
-    request_id_of,
-)
+from tidelog.server.http.logs import AccessLog, ErrorLog, request_id_of
+from tidelog.server.http.metrics import Metrics
 from tidelog.server.http.request import (
     TransferBudget,
     WholeRoute,
@@ -88,6 +81,7 @@ from tidelog.server.http.request import (
     inflate,
     is_encoded,
 )
+from tidelog.server.http.usage import USAGE_S, ClientUsage, Read
 from tidelog.server.options import ServeOptions
 
 __all__ = ["APPEND", "OPERATIONS", "TRACK", "TRACK_TOPIC", "Operation", "ServerApp"]

@@ -26,7 +26,7 @@ from tidelog.cli.commands.serve import serve
 from tidelog.cli.commands.up import _FLAGS, _PASSED, _REPEATED, _of_server, up
 from tidelog.clock import SystemClock
 from tidelog.errors import UnavailableError
-from tidelog.server.http.metrics import AccessLog, ErrorLog
+from tidelog.server.http.logs import AccessLog, ErrorLog
 
 PATHS = (
     "/topics",
@@ -267,7 +267,7 @@ def test_no_error_waits_for_a_standard_error_that_nothing_reads(
 def test_an_access_log_drops_lines_for_a_standard_error_that_nothing_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tidelog.server.http.metrics._ROOM_S", 0.1)
+    monkeypatch.setattr("tidelog.server.http.logs._ROOM_S", 0.1)
     fields = {"operation": "get", "status": 200}
     with unread_pipe(monkeypatch) as reader:
         log = AccessLog("-", SystemClock())

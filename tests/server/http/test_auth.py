@@ -14,7 +14,7 @@ from tidelog.clock import SystemClock
 from tidelog.coordination.tokens import create_token, list_tokens, revoke_token
 from tidelog.model.token import Scope
 from tidelog.server.http import auth as gate
-from tidelog.server.http import metrics
+from tidelog.server.http import health
 from tidelog.server.http.limits import Rates, client_of
 from tidelog.server.options import ServeOptions
 
@@ -28,7 +28,7 @@ def bearer(text: str) -> dict[str, str]:
 
 
 def test_a_home_with_tokens_asks_for_them(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "_READY_S", 60.0)  # a stall is not what this is about
+    monkeypatch.setattr(health, "_READY_S", 60.0)  # a stall is not what this is about
     monkeypatch.setattr("tidelog.server.app.REFRESH_S", 0.1)
     assert served.post({"value": "open"}).status_code == 201
     _, reads = create_token(served.home.context, ["read"], "reader")

@@ -24,7 +24,7 @@ from tidelog.model.token import Token
 from tidelog.server.app import OPERATIONS
 from tidelog.server.console.site import PLACES
 from tidelog.server.http import limits
-from tidelog.server.http.metrics import ClientUsage
+from tidelog.server.http.usage import ClientUsage
 
 FORM = "application/x-www-form-urlencoded"
 

@@ -40,7 +40,7 @@ def test_last_use_of_a_token_is_stored_rarely(
     def first(home: Home) -> None:
         made.extend(home.tokens.create(["read"]) for _ in range(3))
 
-    import tidelog.server.http.metrics as usage
+    import tidelog.server.http.usage as usage
 
     real = usage.note_uses
 
@@ -144,7 +144,7 @@ def test_usage_that_the_catalog_refuses_is_stored_later(
         token, text = made[0]
         with monkeypatch.context() as broken:
             for name in ("note_uses", "record_action"):
-                broken.setattr(f"tidelog.server.http.metrics.{name}", refuse)
+                broken.setattr(f"tidelog.server.http.usage.{name}", refuse)
             for _ in range(7):
                 served.client.get("/topics/t", headers=bearer(text))
             until(lambda: sum(token.id in each for each in refused) > 1)

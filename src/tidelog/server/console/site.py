@@ -67,8 +67,10 @@ from tidelog.server.http.errors import (
     status_of,
 )
 from tidelog.server.http.limits import ServerThreads
-from tidelog.server.http.metrics import ClientUsage, ErrorLog, Metrics
+from tidelog.server.http.logs import ErrorLog
+from tidelog.server.http.metrics import Metrics
 from tidelog.server.http.request import WholeRoute
+from tidelog.server.http.usage import ClientUsage
 from tidelog.server.options import ServeOptions
 
 __all__ = ["PAGE_HEADERS", "PLACES", "Console", "Route"]
