@@ -69,6 +69,7 @@ from tidelog.connectors.source import (
     SourceRange,
     SparseSource,
     TimedSource,
+    VanishedError,
     VanishingSource,
     bounds_apart,
     check_wrapping,
@@ -361,8 +362,11 @@ class FillSource:
     def _look(self, partition: SourcePartition, source: Bounds | None) -> _FillPartition:
         context = self._context
         old = read_covered(context, self._archive.pipeline(), partition.text)
-        if partition in self._errors and not self._follows and (old is None or old.by_offset):
-            raise self._errors[partition]
+        error = self._errors.get(partition)
+        if old is not None and isinstance(error, VanishedError):
+            error = None  # the generation's files have what was there
+        if error is not None and not self._follows and (old is None or old.by_offset):
+            raise error
         if source is not None and old is not None:
             source = self._usable(partition, old, source)
         if source is not None:

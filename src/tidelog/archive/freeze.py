@@ -27,7 +27,7 @@ import msgspec
 from tidelog.archive.coverage import is_same_sequence
 from tidelog.catalog.base import Change, Delete, Put
 from tidelog.catalog.update import Decision, Rows, update
-from tidelog.connectors.files.source import joined_notes
+from tidelog.connectors.files.chain_tracking import joined_notes
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (

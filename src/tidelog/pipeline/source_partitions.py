@@ -200,7 +200,8 @@ def read_known(
         if head is not None:
             heads[partition] = head
         elif listed.end or listed.incarnation:  # nothing of it was read
-            seen = listed.end if is_from_first else ""
+            has_events = offsets_between(listed.first, listed.end) != 0
+            seen = listed.end if is_from_first and has_events else ""
             known[partition] = KnownPartition("0", listed.incarnation, listed.note, seen)
     for partition, head in heads.items():
         lost = vanished_end(head)

@@ -24,10 +24,9 @@ events later, its readers go back for them. The other holes are counted in one g
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +34,7 @@ import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.concurrency import Pool
+from tidelog.connectors.files.chain_tracking import ChainTracking, FilesBefore
 from tidelog.connectors.files.listing import (
     Chain,
     FileAddress,
@@ -79,7 +79,6 @@ from tidelog.model.limits import (
     FILE_FINISHED_MS,
     FILE_GAP_OFFSETS,
     FILE_GAPS_PER_RANGE,
-    FILES_PASSED_MAX,
 )
 from tidelog.model.pipeline import Gap
 from tidelog.store import open_store_here
@@ -92,7 +91,6 @@ __all__ = [
     "PlannedRows",
     "holes_between",
     "holes_between_files",
-    "joined_notes",
     "missing_in_files",
     "open_files",
 ]
@@ -103,8 +101,6 @@ def open_files(address: Address) -> FilesSource:
     return FilesSource(parse_file_address(address))
 
 
-_FILES = b"files:"  # prefix of the note of a range of an archive's files
-_NAME_BYTES = 5  # of the digest of a file name; among 50,000, a chance match is 1 in 20 million
 _AT_ONCE = 8  # files to look into in parallel; each is a round trip or two
 
 
@@ -151,6 +147,7 @@ class FilesSource:
         self._tracking = RowTracking(lambda info: _row_file(info, place), self._clock)
         self._lines: dict[str, _CountedLines] = {}  # of files of lines, by key
         self._ends: dict[tuple[str, str], int] = {}  # of files, by key and etag
+        self._chains = ChainTracking()
         self._wide: dict[tuple[str, str], list[tuple[int, int]]] = {}  # parts of files with gaps
         self._seen = _Listing({}, {})
 
@@ -165,10 +162,11 @@ class FilesSource:
     def track(self, known: Mapping[SourcePartition, KnownPartition]) -> None:
         """Uses what was read of files to find them again."""
         self._tracking.track(known)
+        self._chains.track(known)
 
     def seen(self) -> dict[SourcePartition, str]:
-        """Returns how many rows were seen in files."""
-        return self._tracking.seen()
+        """Returns how many rows were seen in files, and up to which offsets a backup's files go."""
+        return {**self._chains.seen(), **self._tracking.seen()}
 
     def renewed(self) -> dict[SourcePartition, bytes]:
         """Returns marks of files that were found under other names."""
@@ -190,11 +188,12 @@ class FilesSource:
                 found[each] = self._row_bounds(store, each, listing.rows[each])
             else:
                 files = self._files(listing, each)
-                self._check_late_files(each, files)
+                self._chains.check_late_files(each, files)
                 first, end = self._offsets(store, files)
+                self._chains.note_end(each, first, end)
                 known = self._tracking.known(each)
                 is_noted = known is not None and known.note and known.position != "0"
-                note = b"" if is_noted else _FilesBefore.of(files, end).note()
+                note = b"" if is_noted else FilesBefore.of(files, end).note()
                 found[each] = Bounds(
                     str(first), str(end), begins="retention" if first else "earliest", note=note
                 )
@@ -230,7 +229,7 @@ class FilesSource:
         if start < first or limit > end:
             raise not_held(range, first, end)
         wanted = self._files_in_range(store, files, start, limit)
-        note = _FilesBefore.of(files, limit).note()
+        note = FilesBefore.of(files, limit).note()
         return PlannedFiles(range, wanted, self._place.store, note)
 
     def cut(self, start: str, end: str, events: int) -> str:
@@ -304,7 +303,8 @@ class FilesSource:
             if each not in bound.files  # without rights, its presence is unknown
         }
         double = clashes(found.chains, bound.files)
-        errors = {**double, **bound.errors, **found.errors, **below}
+        missing = self._chains.missing({*found.chains, *bound.files})
+        errors = {**missing, **double, **bound.errors, **found.errors, **below}
         left_out = {**bound.left_out, **found.left_out}
         self._seen = _Listing(found.chains, bound.files, errors, left_out)
         return self._seen
@@ -335,22 +335,6 @@ class FilesSource:
                 partition=partition.text,
             )
         return listing.chains[partition]
-
-    def _check_late_files(self, partition: SourcePartition, files: Chain) -> None:
-        """Raises for files that appeared after their offsets: they would never be read."""
-        known = self._tracking.known(partition)
-        before = _FilesBefore.read(known.note) if known is not None else None
-        if known is None or before is None:  # or another source came before
-            return
-        found = _FilesBefore.of(files, offset_at(known.position))
-        if not found.digests <= before.digests:
-            raise InvalidError(
-                f"source partition `{partition.text}`: a file with offsets before "
-                f"{known.position} came after these were read (dead letters that were replayed, or "
-                "an archive that is being written): read archive:NAME with the archive's home, or "
-                "wait until it is written and start a new pipeline",
-                partition=partition.text,
-            )
 
     def _offsets(self, store: Store, files: Chain) -> tuple[int, int]:
         """Returns the first offset and the end. Any file may have the last offset."""
@@ -475,46 +459,6 @@ def _row_file(info: ObjectInfo, place: FileAddress) -> RowFile:
 
 def _stream(store: Store, file: ListedFile) -> MergeInput:
     return MergeInput(f"file `{file.data.key}`", file.first, lambda: file.batches(store))
-
-
-class _FilesBefore(NamedTuple):
-    """Which files begin before an offset, by digests of their names.
-
-    Retention may delete files of the folder. A file that is not in this set came later.
-    """
-
-    digests: frozenset[bytes]
-
-    @classmethod
-    def of(cls, files: Chain, limit: int) -> _FilesBefore:
-        names = {f.data.key.rpartition("/")[2] for f in files if f.first < limit}
-        if len(names) > FILES_PASSED_MAX:
-            raise InvalidError(
-                f"files before offset {limit}: there are {len(names)} of one source partition, and "
-                f"at most {FILES_PASSED_MAX} can be remembered: read archive:NAME"
-            )
-        digests = (hashlib.sha256(name.encode()).digest() for name in names)
-        return cls(frozenset(digest[:_NAME_BYTES] for digest in digests))
-
-    @classmethod
-    def read(cls, note: bytes) -> _FilesBefore | None:
-        if not note.startswith(_FILES):
-            return None
-        data = note.removeprefix(_FILES)
-        starts = range(0, len(data), _NAME_BYTES)
-        return cls(frozenset(data[at : at + _NAME_BYTES] for at in starts))
-
-    def note(self) -> bytes:
-        return _FILES + b"".join(sorted(self.digests))
-
-
-def joined_notes(note: bytes, other: bytes) -> bytes:
-    """Returns a note of the files that one of two notes names; the first if that cannot be."""
-    found = [_FilesBefore.read(each) for each in (note, other)]
-    digests = frozenset(digest for each in found if each is not None for digest in each.digests)
-    if None in found or len(digests) > FILES_PASSED_MAX:
-        return note
-    return _FilesBefore(digests).note()
 
 
 def _is_read(mark: RowMark, known: KnownPartition | None) -> bool:
