@@ -19,6 +19,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -309,7 +310,8 @@ class Lookup:
             return self._journal_block(run, what, block, names)
 
         batch = reread(store, run.object, read_block)
-        yield numbers_of(batch.column("offset")), batch.drop_columns(["offset"])
+        offsets: Any = numbers_of(batch.column("offset"))  # read as a sequence of integers
+        yield offsets, batch.drop_columns(["offset"])
 
     def _journal_block(self, run: Run, what: str, block: int, names: list[str]) -> pa.RecordBatch:
         store = self._context.store
