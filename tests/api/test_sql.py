@@ -366,6 +366,19 @@ def test_refused_queries_say_why_in_one_line(home: Home, query: str, says: str) 
     assert caught.value.message.startswith("sql: ")
 
 
+def test_name_that_is_a_word_of_sql_is_quoted_by_the_error() -> None:
+    with tidelog.open("memory:") as home:
+        home.create_topic("order")
+        home.append("order", [Event(b"1")])
+        for query in ("select * from order", "select * from order limit 3"):
+            with pytest.raises(InvalidError, match=r'is a word of SQL: .* write "order"'):
+                rows(home, query)
+        assert len(rows(home, 'select * from "order"')) == 1
+        with pytest.raises(InvalidError) as caught:
+            rows(home, "select * from group")
+        assert "word of SQL" not in caught.value.message, "no topic has this name"
+
+
 def test_a_failure_of_a_read_is_raised_as_it_is(tmp_path: Path) -> None:
     with create_home(tmp_path / "home")[0] as home:
         home.create_topic("orders")

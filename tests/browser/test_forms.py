@@ -158,6 +158,15 @@ def test_an_archive_is_backfilled_and_promoted_by_keys_alone(
     person.presses(Keys.ENTER)
     person.sees("generation 2 is the live one")
     assert served.home.archives.get("daily").info.generation == 2
+    person.opens(f"{served.url}/console/archives/daily")
+    person.tabs_to("Roll back …")
+    person.presses(Keys.ENTER)
+    person.finds("h1", "Roll daily back to generation 1?")
+    person.tabs_back_to("Roll back")
+    person.presses(Keys.ENTER)
+    person.sees("generation 1 is the live one")
+    assert served.home.archives.get("daily").info.generation == 1
+    served.home.archives.get("daily").rollback(generation=2)
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -261,3 +261,21 @@ def test_audit_says_which_events_only_archives_had(tidelog: Run) -> None:
     assert tidelog("delete", "t", "--key", "k", "--yes").code == 0
     said = tidelog("audit", "t").out.decode()
     assert "  3 only in archives  " in said
+
+
+def test_audit_of_keys_and_ids_is_a_table_on_a_terminal_of_120_columns(
+    filled: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled("delete", "t", "id-0", "id-1", "--who", "bob@laptop", "--why", "entered twice")
+    how = ("--prove", "--yes", "--who", "bob@laptop", "--why", "request 2026-118")
+    assert filled("delete", "t", "--key", "k1", *how).code == 0
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    lines = filled("audit", "t").out.decode().splitlines()
+    assert len(lines) == 7, "a line of names, and two for each of three records"
+    assert max(map(len, lines)) <= 130, "with the escapes of a bold line"
+    assert f"  {id_hash('id-0')[:19]} and 1 more  " in lines[1]
+    assert f"  key {id_hash('k1')[:19]}  " in lines[3]
+    assert lines[4] == "  request 2026-118"
+    assert "  done   erased, sha256:" in lines[5]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import click
 import pytest
 
 import tidelog as library
@@ -12,6 +11,7 @@ from tests.support.cli_run import Run
 from tidelog import Event
 from tidelog.archive import generations
 from tidelog.archive.coverage import MissingRange
+from tidelog.cli import terminal
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model import limits
 
@@ -192,7 +192,7 @@ def test_drop_asks_on_a_terminal(tidelog: Run, monkeypatch: pytest.MonkeyPatch) 
     tidelog("archive", "run", "a", "--no-spark")
     tidelog("archive", "backfill", "a", "--no-spark")
     asked: list[str] = []
-    monkeypatch.setattr(click, "confirm", lambda question, **_: asked.append(question))
+    monkeypatch.setattr(terminal, "confirm", lambda question, **_: asked.append(question))
     refused = tidelog("archive", "drop", "a", "2", terminal=True)
     assert (refused.code, "archive `a`: nothing was deleted" in refused.err) == (1, True)
     assert asked == ["Delete generation 2 of `a` with its files, for good?"]

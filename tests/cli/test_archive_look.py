@@ -63,7 +63,12 @@ def test_find(run: Run) -> None:
     waiting = run("archive", "find", "daily", "t/0", "60")
     assert waiting.code == 1
     assert b"not archived yet (committed up to 60)" in waiting.out
-    assert b"dt=2026-11-15" in run("archive", "find", "daily", "0", "8").out
+    there = run("archive", "find", "daily", "0", "8").out
+    assert (there.count(b"dt=2026-11-15"), b"says" in there, b"why" in there) == (1, False, False)
+    assert (
+        b"why           a dead letter: no JSON"
+        in run("archive", "find", "daily", "0", "7", "--event").out
+    )
     for args, message in (
         (("daily", "5", "0"), "it has t/0, t/1"),
         (("daily", "t/00", "0"), "did you mean `t/0`"),

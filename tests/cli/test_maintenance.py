@@ -6,12 +6,12 @@ import os
 import sqlite3
 from pathlib import Path
 
-import click
 import pytest
 
 import tidelog as library
 from tests.support.cli_run import Run
 from tidelog import Event
+from tidelog.cli import terminal
 from tidelog.errors import InvalidError
 from tidelog.store.local import LocalStore
 
@@ -94,7 +94,7 @@ def test_trim_asks_on_a_terminal_and_deletes_what_it_showed(
             home.append("t", [library.Event(b"later")])
         return len(asked) > 1
 
-    monkeypatch.setattr(click, "confirm", answer)
+    monkeypatch.setattr(terminal, "confirm", answer)
     refused = tidelog("trim", "t", "--keep-bytes", "0", terminal=True)
     assert "topic `t`: nothing was deleted" in refused.err
     assert starts(tidelog) == [0]
@@ -124,7 +124,7 @@ def test_seek_says_what_it_skips_and_repeats(tidelog: Run, monkeypatch: pytest.M
     fill(10)
     tidelog("consume", "t", "--name", "c", "--max", "4")
     asked: list[str] = []
-    monkeypatch.setattr(click, "confirm", lambda question, **_: asked.append(question))
+    monkeypatch.setattr(terminal, "confirm", lambda question, **_: asked.append(question))
     tidelog("consumer", "seek", "t", "c", "latest", terminal=True)
     tidelog("consumer", "seek", "t", "c", "1", terminal=True)
     assert [each.partition("? ")[2] for each in asked] == [

@@ -20,6 +20,7 @@ from tidelog.api.base import HomeBase
 from tidelog.api.input_lines import InputLines, LinesReader
 from tidelog.codec.event_json import event_of_line
 from tidelog.codec.fields import CsvRows, FieldPaths, JsonLines
+from tidelog.codec.numbers import bytes_array
 from tidelog.errors import FailedError, InvalidError, PartialAppendError, TidelogError
 from tidelog.log.producer.flush import SendFuture
 from tidelog.log.topics import find_target
@@ -246,7 +247,7 @@ class _BatchWriter:
 
     def store(self, lines: InputLines, tally: LineCounts) -> None:
         if self._parse is None and max(map(len, lines.lines)) <= self._bytes_max:
-            table = pa.table({"value": pa.array(lines.lines, pa.binary())})
+            table = pa.table({"value": bytes_array(lines.lines)})
             self._append(table, range(lines.first, lines.first + len(lines.lines)), tally)
             return
         numbers, events, failure = _parsed(lines, self._parse, self._bytes_max)

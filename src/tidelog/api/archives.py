@@ -38,7 +38,7 @@ from tidelog.archive.archive import (
     open_pipeline,
 )
 from tidelog.archive.dead_letters import ReplayOptions, ReplayResult, count_dead_again, replay
-from tidelog.archive.delete import delete_archive, delete_lost, end_archive
+from tidelog.archive.delete import check_delete, delete_archive, delete_lost, end_archive
 from tidelog.archive.fill import is_own_damage
 from tidelog.archive.finalize import FinalizeOptions, FinalizeResult, finalize
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
@@ -560,13 +560,15 @@ class ArchiveHandle(ErasableArchive):
 
     # Deleting.
 
-    def delete(self, *, files: bool = False, lost: bool = False, who: str = "") -> None:
+    def delete(
+        self, *, files: bool = False, lost: bool = False, dry_run: bool = False, who: str = ""
+    ) -> None:
         """Ends the archive: drivers stop, and trims no longer wait for it. Its files stay.
 
         With ``files`` its files are deleted too, and its name is free. ``lost`` is for an archive
         outside of the home whose folder is gone: it frees the name. Raises ``NotFoundError``, also
         where another archive has the name now, and ``InvalidError`` while something is made from
-        the files. ``who`` is for the home's audit, which stays.
+        the files. With ``dry_run`` it only does that. ``who`` is for the home's audit, which stays.
 
         >>> home.archives.get("daily").delete(files=True)
         >>> home.archives.list()
@@ -574,6 +576,9 @@ class ArchiveHandle(ErasableArchive):
         """
         if files and lost:
             raise InvalidError("archive delete: files that are lost cannot be deleted: give one")
+        check_delete(self._context, self.name, self.info.incarnation, files=files, lost=lost)
+        if dry_run:
+            return
         self._record("delete", "with its files" * files, who)
         if files:
             delete_archive(self._context, self.name, self.info.incarnation)

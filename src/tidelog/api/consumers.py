@@ -18,7 +18,7 @@ from tidelog.context import Context
 from tidelog.coordination.audit import record_action
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.delete import consumer_version, delete_consumer
+from tidelog.log.consumer.delete import check_delete, consumer_version, delete_consumer
 from tidelog.log.consumer.leases import Start
 from tidelog.log.consumer.seek import (
     CursorMove,
@@ -311,11 +311,12 @@ class ConsumerHandle:
             self.plan_seek(to, each)  # what is refused moves no cursor, and is not recorded
         return [self._seek(to, each, who) for each in chosen]
 
-    def delete(self, *, force: bool = False, who: str = "") -> None:
+    def delete(self, *, force: bool = False, dry_run: bool = False, who: str = "") -> None:
         """Deletes the consumer with its cursors, so that trims do not wait for it. Events stay.
 
         Raises ``NotFoundError``, and ``InvalidError`` while a member is alive, unless ``force``: a
-        member that goes on then begins again, as a new consumer does. ``who`` is for the audit.
+        member that goes on then begins again, as a new consumer does. With ``dry_run`` it only
+        checks. ``who`` is for the audit.
 
         >>> with home.consumer("orders", "billing") as consumer:
         ...     _ = consumer.poll()
@@ -323,6 +324,9 @@ class ConsumerHandle:
         >>> home.consumers("orders").list()
         []
         """
+        if dry_run:
+            check_delete(self._context, self.topic, self.name, force=force, shown=self._shown)
+            return
         what = f"consumer {self.name} of {self.topic.name}"
         record_action(self._context, "consumer delete", what, who=who)
         delete_consumer(self._context, self.topic, self.name, force=force, shown=self._shown)

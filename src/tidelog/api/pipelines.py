@@ -392,10 +392,10 @@ class PumpHandle:
         """
         return read_pump_status(self._context, self.info, source=source)
 
-    def delete(self, *, who: str = "") -> None:
+    def delete(self, *, dry_run: bool = False, who: str = "") -> None:
         """Deletes the pump. What it has written stays. Raises ``InvalidError`` while it runs.
 
-        ``who`` is for the audit.
+        With ``dry_run`` it only does that. ``who`` is for the audit.
 
         >>> _ = home.create_topic("copies")
         >>> home.pumps.create("copy", source="topic:orders", topic="copies").delete()
@@ -403,6 +403,9 @@ class PumpHandle:
         []
         """
         kind = "stream" if self.is_stream else "restore" if self.is_restore else "pump"
+        delete_pipeline(self._context, self.name, self.info.incarnation, dry_run=True)
+        if dry_run:
+            return
         record_deletion(self._context, self.info, kind, who)
         delete_pipeline(self._context, self.name, self.info.incarnation)
 

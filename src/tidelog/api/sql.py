@@ -65,6 +65,7 @@ _BYTES_AS_JSON = re.compile(
 )
 _LISTS = re.compile(r"\b(show|describe|information_schema|duckdb_\w+)\b", re.IGNORECASE)
 _OWN_VIEW = re.compile(r"duckdb_|pg_|sqlite_|pragma_", re.IGNORECASE)
+_NEAR = re.compile(r'syntax error at or near "(.+?)"')
 _MISSING = re.compile(r"Table with name (\S+) does not exist")
 _BARE_OFFSET = re.compile(r"\nLINE .*(?<![\w.\"])offset\b", re.IGNORECASE)
 _FIELD_OF_BYTES = re.compile(r"Cannot extract field '(.+?)' from expression \"(key|value)\"")
@@ -292,6 +293,9 @@ def _hint(text: str, names: Sequence[str]) -> str:
         return ': write the column as "offset", in double quotes'
     if missing := _MISSING_COLUMN.search(text):
         return f": check the name; a text needs single quotes: '{missing[1]}'"
+    near = _NEAR.search(text)
+    if near and near[1].casefold() in map(str.casefold, names):
+        return f': it is a word of SQL: as the name of a topic or archive, write "{near[1]}"'
     odd = [name for name in names if not name.isidentifier() and f" {name}" in text]
     if "syntax error" in text and odd:
         return f': write "{max(odd, key=len)}", in double quotes'

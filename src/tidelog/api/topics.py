@@ -125,7 +125,13 @@ class TopicCalls(HomeBase):
         return change_topic(self.context, name, notify=targets, max_latency_ms=max_latency_ms)
 
     def delete_topic(
-        self, name: str, *, past_readers: Past = False, incarnation: str = "", who: str = ""
+        self,
+        name: str,
+        *,
+        past_readers: Past = False,
+        incarnation: str = "",
+        dry_run: bool = False,
+        who: str = "",
     ) -> None:
         """Deletes a topic with all its events and consumers. Raises ``NotFoundError``.
 
@@ -134,7 +140,8 @@ class TopicCalls(HomeBase):
         such as ``billing`` or ``consumer:billing``. What was deleted from the topic is erased from
         its archives first; ``UnavailableError`` while a range is under way there that may hold such
         an event: run the archive, then delete the topic again. With an ``incarnation`` it deletes
-        no other topic that has the name now. ``who`` is for the home's audit, which stays.
+        no other topic that has the name now. With ``dry_run`` it only checks that all was read.
+        ``who`` is for the home's audit, which stays.
 
         >>> home.delete_topic("orders")
         >>> home.topics()
@@ -147,12 +154,17 @@ class TopicCalls(HomeBase):
 
         def check(topic: Topic) -> None:
             check_all_read(self.context, topic, past_readers)
+            if dry_run:
+                return
             erase.finish_deletes(self.context, topic)
             record()
 
         def closed(topic: Topic) -> None:
             erase.finish_closed_deletes(self.context, topic)
 
+        if dry_run:
+            delete_topic(self.context, name, check, shown=incarnation, dry_run=True)
+            return
         with self._closing_producer(name), freeing(self.context.catalog):
             delete_topic(self.context, name, check, closed, incarnation)
 

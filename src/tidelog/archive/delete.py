@@ -71,6 +71,7 @@ from tidelog.pipeline.tasks import LocalWorkers
 from tidelog.store.base import Store
 
 __all__ = [
+    "check_delete",
     "delete_archive",
     "delete_lost",
     "end_archive",
@@ -78,6 +79,23 @@ __all__ = [
     "finish_removal",
     "remove_late_copies",
 ]
+
+
+def check_delete(
+    context: Context, name: str, shown: str = "", *, files: bool = False, lost: bool = False
+) -> None:
+    """Raises what a delete of the archive would raise, and changes nothing.
+
+    ``files`` is for :func:`delete_archive`, ``lost`` for :func:`delete_lost`.
+    """
+    archive = _present(context, name, shown)
+    if lost:
+        _check_lost(context, archive)
+        _check_readers(context, archive, lost=True)
+        return
+    if files:
+        _check_files(context, archive)
+    _check_folder(context, archive)
 
 
 def end_archive(context: Context, name: str, shown: str = "") -> Archive:
@@ -91,11 +109,7 @@ def end_archive(context: Context, name: str, shown: str = "") -> Archive:
 
 def _end(context: Context, name: str, shown: str) -> Archive:
     archive = _present(context, name, shown)
-    if is_outside(context, archive):
-        context.identity.check(f"archive `{name}` in `{archive.place}`")
-        if not is_detached(context, archive):
-            # Raises unless the folder is there and ours, before any change.
-            files_at(context, archive)
+    _check_folder(context, archive)
     wanted = ArchiveEnd(context.ids.new(), context.clock.now_ms())
 
     def edit(found: Archive) -> Archive:
@@ -143,9 +157,7 @@ def delete_archive(context: Context, name: str, shown: str = "") -> None:
 
 def _delete(context: Context, name: str, shown: str) -> None:
     present = _present(context, name, shown)
-    if present.ended is None or not present.ended.removing:
-        files_at(context, present)  # raises unless the folder is ours, before any change
-        _check_unused(context, present)
+    _check_files(context, present)
     archive = _end(context, name, present.incarnation)
 
     def edit(found: Archive) -> Archive:
@@ -262,6 +274,21 @@ def _present(context: Context, name: str, shown: str) -> Archive:
             "settings, then delete it"
         )
     return found
+
+
+def _check_folder(context: Context, archive: Archive) -> None:
+    """Raises, before any change, if a folder outside is not there or is another home's."""
+    if is_outside(context, archive):
+        context.identity.check(f"archive `{archive.name}` in `{archive.place}`")
+        if not is_detached(context, archive):
+            files_at(context, archive)
+
+
+def _check_files(context: Context, archive: Archive) -> None:
+    """Raises, before any change, if the files are not ours, or something needs them."""
+    if archive.ended is None or not archive.ended.removing:
+        files_at(context, archive)
+        _check_unused(context, archive)
 
 
 def _pipelines(context: Context, archive: Archive) -> Iterator[Pipeline]:

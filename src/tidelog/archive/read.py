@@ -468,10 +468,10 @@ class _FileSearch:
                 row = self.reader.row(where, file, self.offset)
             if row is None and (self.read or not is_dense):
                 continue
-            says = f"archived in {file.target}"
+            says = "archived"
             if file.kind == "dead":
                 error = f": {row.column('error')[0].as_py()}" if row is not None else ""
-                says = f"a dead letter in {file.target}{error}"
+                says = f"a dead letter{error}"
             status: Status = "dead" if file.kind == "dead" else "archived"
             return FindResult(self.partition, self.offset, status, says, file, row)
         return None

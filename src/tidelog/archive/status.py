@@ -520,6 +520,7 @@ def _of_dead(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
             f"dead {name}`, retry them with `tidelog archive dead {name} --replay` (--parser uses "
             f"another parser), or tolerate them with `tidelog archive status {name} --check "
             f"--max-dead {max(each.dead for each in found)}`"
+            f"{', the most in one of them' if several else ''}"
         )
 
 

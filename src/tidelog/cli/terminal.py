@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from tidelog.backends import real_world
-from tidelog.cli.output import utf8, visible
+from tidelog.cli.output import echo_aside, utf8, visible
 from tidelog.errors import FailedError, InvalidError
 from tidelog.home import Home
 from tidelog.home import open_home as open_any
@@ -34,6 +34,7 @@ __all__ = [
     "CREATING",
     "Interruption",
     "ask_first",
+    "confirm",
     "open_home",
     "past_of",
     "past_options",
@@ -82,9 +83,18 @@ def ask_first(what: str, question: str, yes: bool, doing: str = "deleting") -> N
         return
     if not sys.stdin.isatty():
         raise InvalidError(f"{what}: {doing} needs --yes without a terminal")
-    if not click.confirm(visible(question), err=True):
+    if not confirm(visible(question)):
         did = {"deleting": "deleted", "moving": "moved", "writing": "written"}[doing]
         raise FailedError(f"{what}: nothing was {did}, as you answered no")
+
+
+def confirm(question: str) -> bool:
+    """Returns a person's answer; unlike ``click.confirm``, with an error in the shape of others."""
+    while True:
+        answer = str(click.prompt(f"{question} [y/N]", "n", show_default=False, err=True))
+        if answer.strip().lower() in ("y", "yes", "n", "no"):
+            return answer.strip().lower() in ("y", "yes")
+        echo_aside(f"error: answer `{answer}`: not understood: give y or n")
 
 
 def past_options(command: Callable[..., Any]) -> Callable[..., Any]:

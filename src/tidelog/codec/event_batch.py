@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.codec.numbers import bytes_array, number_array, numbers_of, repeated_text
 from tidelog.errors import CorruptError, InternalError, InvalidError
 from tidelog.model import limits
 from tidelog.model.decoding import Persisted
@@ -328,11 +329,9 @@ def with_position(
     if isinstance(offsets, int):
         offsets = np.arange(offsets, offsets + rows, dtype=np.int64)
     front = [
-        pa.DictionaryArray.from_arrays(
-            pa.array(np.zeros(rows, np.int8)), pa.array([topic])
-        ).dictionary_decode(),
-        pa.array(np.full(rows, partition, np.int32)),
-        pa.array(offsets),
+        repeated_text(topic, rows),
+        number_array(np.full(rows, partition, np.int32)),
+        number_array(offsets),
     ]
     return pa.record_batch([*front, *batch.columns], schema=EVENT_SCHEMA)
 
@@ -362,7 +361,7 @@ def _events(
         columns["value"].to_pylist(),
         _values(columns["key"]),
         _values(columns["id"]),
-        columns["timestamp"].cast(pa.int64()).to_numpy().tolist(),
+        numbers_of(columns["timestamp"].cast(pa.int64())).tolist(),
         _values(columns["type"]),
         headers,
         repeat(topic),
@@ -439,8 +438,12 @@ def _field_lengths(
 
 def value_lengths(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
     """Returns the length of each value in bytes; 0 for a null."""
-    found = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
-    return np.asarray(found, np.int64)
+    found = pc.binary_length(column)
+    if found.null_count:
+        found = pc.fill_null(found, 0)
+    if isinstance(found, pa.ChunkedArray):
+        found = found.combine_chunks()
+    return numbers_of(found).astype(np.int64)
 
 
 def _header_lengths(column: pa.Array | pa.ChunkedArray, headers_max: int) -> npt.NDArray[np.int64]:
@@ -491,15 +494,8 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _binary_array(values: Sequence[Any]) -> pa.Array:
-    """Returns an array, joined at once if no value is missing: Arrow would go value by value."""
-    if None in values:
-        return pa.array(values, pa.binary())
-    ends = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=ends[1:])
-    if ends[-1] > np.iinfo(np.int32).max:
-        return pa.array(values, pa.binary())
-    buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(values))]
-    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+    """Returns an array, joined at once if no value is missing."""
+    return pa.array(values, pa.binary()) if None in values else bytes_array(values)
 
 
 def _values(column: pa.Array) -> Iterable[Any]:

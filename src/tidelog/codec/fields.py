@@ -35,6 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.codec.event_batch import EVENT_SCHEMA, event_sizes, value_lengths
+from tidelog.codec.numbers import bytes_array
 from tidelog.codec.parsers.base import ParsedValues, Spec
 from tidelog.codec.parsers.json import JsonField, is_lenient_json
 from tidelog.codec.parsers.times import Engine, moment_reader, texts_of
@@ -165,7 +166,7 @@ class JsonLines:
 
     def events(self, lines: Sequence[bytes]) -> list[Event | InvalidError]:
         """Returns for each line its event, or the error that says why it has none."""
-        batch = pa.record_batch({"value": pa.array(lines, pa.binary())})
+        batch = pa.record_batch({"value": bytes_array(lines)})
         found = self._fields.find(batch)
         columns = {
             name: each.values.cast(pa.int64()) if name == "timestamp" else each.values

@@ -54,6 +54,7 @@ class ErasurePlan:
     partitions: Mapping[str, int] = field(default_factory=dict)  # events by partition: orders/0
     archives: Mapping[str, int] = field(default_factory=dict)  # events in files of each archive
     trimmed: int = 0  # of these events, those that only archives hold
+    missing: Collection[str] = ()  # ids that no event has
 
     @property
     def events(self) -> int:
@@ -72,7 +73,7 @@ def plan_erasure(
 ) -> ErasurePlan:
     """Counts the events of a topic with one of these ids, or with a key, and their copies."""
     topic, sought = lookup.topic, matcher_of(ids, key)
-    held = _held_by_topic(context, lookup, ids, key, progress)
+    held, there = _held_by_topic(context, lookup, ids, key, progress)
     trimmed: set[tuple[str, int]] = set()
     archived: Counter[str] = Counter()
     for archive, generation in reachable_archives_of(context, topic) if archives else ():
@@ -86,11 +87,13 @@ def plan_erasure(
         found = search_generation(context, archive, generation, starts, FileSearch(sought))
         places = {(origin.partition, offset) for origin, offset in found}
         trimmed |= places
+        there |= {each.id for each in found.values()}
         heads = {name: read_progress(context, pipeline, name) for name in own}
         copied = sum(_has_read(heads.get(name), offset) for name, offset in held)
         archived[archive.name] += copied + len(places)
     partitions = Counter(name for name, _ in (*held, *trimmed))
-    return ErasurePlan(dict(sorted(partitions.items())), _some(archived), len(trimmed))
+    missing = [each for each in dict.fromkeys(ids) if each not in there]
+    return ErasurePlan(dict(sorted(partitions.items())), _some(archived), len(trimmed), missing)
 
 
 def plan_archive_erasure(
@@ -100,15 +103,18 @@ def plan_archive_erasure(
     sought = matcher_of(ids, key)
     partitions: Counter[str] = Counter()
     archives: Counter[str] = Counter()
+    there: set[str | None] = set()
     for copy in copies_of(context, archive):
         known = read_partitions(context, copy.archive.pipeline())
         found = search_generation(
             context, copy.archive, copy.archive.generation, dict.fromkeys(known), FileSearch(sought)
         )
         archives[copy.archive.name] += len(found)
+        there |= {each.id for each in found.values()}
         if copy.archive.name == archive.name:
             partitions.update(origin.partition for origin, _ in found)
-    return ErasurePlan(dict(sorted(partitions.items())), _some(archives))
+    missing = [each for each in dict.fromkeys(ids) if each not in there]
+    return ErasurePlan(dict(sorted(partitions.items())), _some(archives), missing=missing)
 
 
 def _held_by_topic(
@@ -117,19 +123,20 @@ def _held_by_topic(
     ids: Collection[str],
     key: bytes | None,
     progress: Callable[[int], None],
-) -> set[tuple[str, int]]:
-    """Returns the partition and offset of each event that the topic has."""
+) -> tuple[set[tuple[str, int]], set[str | None]]:
+    """Returns the partition and offset of each event that the topic has, and which ids it has."""
     topic: Topic = lookup.topic
     if key is None:
         found = lookup.find([each for each in ids if can_be_id(each)])
         each_of = (event for events in found.events.values() for event in events)
-        return {(f"{topic.name}/{event.partition}", event.offset) for event in each_of}
+        places = {(f"{topic.name}/{event.partition}", event.offset) for event in each_of}
+        return places, {each for each, events in found.events.items() if events}
     held: set[tuple[str, int]] = set()
     for partition in range(topic.partitions):
         head, _ = read_head(context, topic, partition)
         some = with_key(context, topic, partition, key, (head.start, head.next), progress)
         held |= {(f"{topic.name}/{partition}", offset) for _, offset, _ in some}
-    return held
+    return held, set()
 
 
 def _has_read(head: Progress | None, offset: int) -> bool:

@@ -19,6 +19,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ import pyarrow.compute as pc
 from tidelog.catalog.update import read_stable
 from tidelog.codec.event_batch import events_of
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, JournalFile
+from tidelog.codec.numbers import bytes_array, numbers_of, text_array
 from tidelog.codec.segment import hash_ids, read_piece
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
@@ -158,7 +160,7 @@ class Lookup:
         for each in ids:
             check_id(each)
         unique = list(dict.fromkeys(ids))
-        hashes = hash_ids(pa.array(unique, pa.string()))
+        hashes = hash_ids(text_array(unique))
         wanted = _WantedIds(unique, (hashes >> np.uint64(32)).astype(np.uint32), columns)
         numbers = range(self._topic.partitions) if partitions is None else partitions
         heads: dict[int, VersionedHead] = {}
@@ -308,7 +310,8 @@ class Lookup:
             return self._journal_block(run, what, block, names)
 
         batch = reread(store, run.object, read_block)
-        yield batch.column("offset").to_numpy(), batch.drop_columns(["offset"])
+        offsets: Any = numbers_of(batch.column("offset"))  # read as a sequence of integers
+        yield offsets, batch.drop_columns(["offset"])
 
     def _journal_block(self, run: Run, what: str, block: int, names: list[str]) -> pa.RecordBatch:
         store = self._context.store
@@ -405,10 +408,10 @@ def _by_place(
 def _rows_with(column: pa.Array, ids: Sequence[str]) -> list[int]:
     """Returns the rows of a column that have one of some ids."""
     if len(ids) == 1:
-        mask = pc.fill_null(pc.equal(column, pa.scalar(ids[0], pa.string())), False)
+        mask = pc.equal(column, text_array(ids)[0])
     else:
-        mask = pc.is_in(column, pa.array(ids, pa.string()))
-    rows: list[int] = np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist()
+        mask = pc.is_in(column, text_array(ids))
+    rows: list[int] = numbers_of(pc.indices_nonzero(mask)).tolist()
     return rows
 
 
@@ -477,10 +480,10 @@ def with_key(
 
 def _matches(rows: EventRows, key: bytes, name: str) -> Iterator[Keyed]:
     batch = rows.batch
-    mask = pc.fill_null(pc.equal(batch.column("key"), pa.scalar(key, pa.binary())), False)
-    numbers = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
+    matching = pc.indices_nonzero(pc.equal(batch.column("key"), bytes_array([key])[0]))
+    numbers = numbers_of(matching)
     if len(numbers):
-        found = batch.take(pa.array(numbers))
+        found = batch.take(matching)
         times = found.column("timestamp").cast(pa.int64()).to_pylist()
         try:
             ids = found.column("id").to_pylist()

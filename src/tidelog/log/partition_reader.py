@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from tidelog.catalog.update import read_stable
 from tidelog.codec.event_batch import events_of, with_position
+from tidelog.codec.numbers import numbers_of
 from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.run_reader import (
@@ -346,7 +347,7 @@ def find_offset(context: Context, topic: Topic, partition: int, timestamp_ms: in
 
 def _first_since(reader: Reader, start: int, end: int, timestamp_ms: int) -> int | None:
     for part in reader.read(start, end):
-        times = part.batch.column("timestamp").cast(pa.int64()).to_numpy()
+        times = numbers_of(part.batch.column("timestamp").cast(pa.int64()))
         found = (times >= timestamp_ms).nonzero()[0]
         if len(found):
             return int(part.offsets[found[0]])

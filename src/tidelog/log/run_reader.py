@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 
 from tidelog.codec.event_batch import STORED_SCHEMA
 from tidelog.codec.journal_file import JournalFile, RowGroup
+from tidelog.codec.numbers import mask_array, numbers_of
 from tidelog.codec.segment import read_piece
 from tidelog.context import Context
 from tidelog.errors import CorruptError
@@ -243,7 +244,7 @@ def _replace_values(
     else:
         mask = np.zeros(len(old), np.bool_)
         mask[numbers] = True
-        column = pc.replace_with_mask(old, pa.array(mask), new)
+        column = pc.replace_with_mask(old, mask_array(mask), new)
     return batch.set_column(index, batch.schema.field(index), column)
 
 
@@ -306,7 +307,7 @@ class EventRows:
 
     def only(self, keep: npt.NDArray[np.bool_]) -> EventRows:
         """Returns only the events to keep; covers the same offsets."""
-        mask, offsets = pa.array(keep), self.offsets[keep]
+        mask, offsets = mask_array(keep), self.offsets[keep]
         columns = [
             column.slice(0, len(offsets))
             if column.null_count == len(column)
@@ -471,7 +472,7 @@ def _group_rows(group: RowGroup, batch: pa.RecordBatch, at: int) -> EventRows:
     base, end = min(at, group.first), group.last + 1
     if not _is_dense(group):
         return EventRows(
-            base, end, batch.drop_columns(["offset"]), batch.column("offset").to_numpy()
+            base, end, batch.drop_columns(["offset"]), numbers_of(batch.column("offset"))
         )
     offsets = None if base == group.first else np.arange(group.first, end, dtype=np.int64)
     return EventRows(base, end, batch, offsets)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.codec.journal_file import groups_expected
+from tidelog.codec.numbers import numbers_of
 from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.partition_reader import Reader
@@ -178,7 +179,7 @@ class Timelines:
         """Returns the times of a run's events, sorted."""
         plan, selection = reader.plan(base, end), RunSelection(base, end, columns=["timestamp"])
         found = [
-            rows.batch.column("timestamp").cast(pa.int64()).to_numpy()
+            numbers_of(rows.batch.column("timestamp").cast(pa.int64()))
             for run in plan.runs
             for rows in read_run(
                 self._context.store,

@@ -193,6 +193,7 @@ def delete_topic(
     check: Callable[[Topic], None] | None = None,
     closed: Callable[[Topic], None] | None = None,
     shown: str = "",
+    dry_run: bool = False,
 ) -> None:
     """Deletes a topic with all its events, consumers and audit records. Raises ``NotFoundError``.
 
@@ -200,6 +201,7 @@ def delete_topic(
     ``late_readers.check_all_read``. A delete that has already started skips it. ``closed`` is step
     3: it gets the topic once no commit can land any more. If it raises, the topic is half deleted,
     and the next delete calls it again. ``shown``: as in ``check_shown``.
+    With ``dry_run`` it only checks.
     """
     check_topic_name(name)
     key = layout.topic_row(name)
@@ -214,10 +216,14 @@ def delete_topic(
             return Decision(found)
         if check is not None and found.state == "ready":
             check(found)
+        if dry_run:
+            return Decision(found)
         going = msgspec.structs.replace(found, state="deleting")
         return Decision(going, [rows.put(key, encode_row(going))])
 
     topic = update(context, layout.REGISTRY, [key], decide, f"topic `{name}`")
+    if dry_run:
+        return
     _each_partition(topic, lambda partition: _close_head(context, topic, partition))
     if closed is not None:
         closed(topic)

@@ -163,10 +163,11 @@ def check_reach(context: Context, named: NamedPipeline) -> None:
         context.identity.check_own(what, named.home, remedy)
 
 
-def delete_pipeline(context: Context, name: str, shown: str = "") -> None:
+def delete_pipeline(context: Context, name: str, shown: str = "", *, dry_run: bool = False) -> None:
     """Deletes a pipeline, but not what it wrote. Raises ``NotFoundError``.
 
-    Raises ``InvalidError`` while a driver runs it. ``shown``: see ``check_shown``.
+    Raises ``InvalidError`` while a driver runs it. ``shown``: see ``check_shown``. With ``dry_run``
+    it only checks.
     """
     check_pipeline_name(name)
     key = layout.pipeline_row(name)
@@ -178,11 +179,16 @@ def delete_pipeline(context: Context, name: str, shown: str = "") -> None:
         found = _decode(row)
         check_shown(f"pipeline `{name}`", shown, found.incarnation)
         if found.state == "deleting":
+            if dry_run:
+                return
             close_heads(context, found.incarnation)
             remove_work(context, found.incarnation, context.store)
             _remove_name(context, found)
             return
-        _stop_drivers(context, found)
+        _check_idle(context, found)
+        if dry_run:
+            return
+        stop_drivers(context, found.incarnation)  # step 1
         going = Put(key, encode_row(msgspec.structs.replace(found, state="deleting")), row.version)
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             context.catalog.write(layout.REGISTRY, going, write_id=context.ids.new())
@@ -193,20 +199,16 @@ def _remove_name(context: Context, pipeline: NamedPipeline) -> None:
     remove_name(context, key, lambda row: _decode(row).incarnation == pipeline.incarnation)
 
 
-def _stop_drivers(context: Context, pipeline: NamedPipeline) -> None:
-    """Step 1: no driver that has joined goes on after this. Waits for a dead one's lease to expire.
-
-    Raises ``InvalidError`` if one is alive.
-    """
+def _check_idle(context: Context, pipeline: NamedPipeline) -> None:
+    """Raises ``InvalidError`` if a driver is alive. Waits for a dead one's lease to expire."""
     watch = DriverMembers(context, pipeline.incarnation)  # which does not join
     for is_last in looks(context.clock, context.log_settings.dead_after_s, _LOOK_S):
         if not watch.alive():
-            break
+            return
         if is_last:
             raise InvalidError(
                 f"pipeline `{pipeline.name}`: a driver runs it: stop that one, and delete again"
             )
-    stop_drivers(context, pipeline.incarnation)
 
 
 def _decode(row: Row) -> NamedPipeline:

@@ -47,6 +47,7 @@ from tidelog.codec.event_batch import (
     one_batch,
 )
 from tidelog.codec.journal_file import JournalFile, RowGroup
+from tidelog.codec.numbers import mask_array, number_array, numbers_of, repeated_text
 from tidelog.concurrency import Pool
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
@@ -200,14 +201,14 @@ def kept_rows(parts: Sequence[Stored], wanted: EventFilter) -> TimedRows:
     batches = [part.batch for part in parts]
     offsets = np.concatenate([part.offsets for part in parts] or [np.zeros(0, np.int64)])
     table = pa.Table.from_batches(batches, STORED_SCHEMA)
-    batch = one_batch(table.append_column(_SCHEMA.field("offset"), pa.array(offsets)))
+    batch = one_batch(table.append_column(_SCHEMA.field("offset"), number_array(offsets)))
     times = times_of(batch)
     mask = wanted.mask(times, offsets)
     if not mask.all():
-        batch, times = batch.filter(pa.array(mask)), times[mask]
+        batch, times = batch.filter(mask_array(mask)), times[mask]
     if not _is_sorted(times):
         order = np.argsort(times, kind="stable")
-        batch, times = batch.take(pa.array(order)), times[order]
+        batch, times = batch.take(number_array(order)), times[order]
     return TimedRows(batch, times, batch_bytes(batch))
 
 
@@ -223,11 +224,9 @@ def joined(topic: str, slices: list[RunSlice]) -> pa.RecordBatch:
     if not _is_sorted(times):
         # Runs come by partition and offset, so ties do too.
         order = np.argsort(times, kind="stable")
-        batch, places = batch.take(pa.array(order)), places[order]
-    name = pa.DictionaryArray.from_arrays(
-        pa.array(np.zeros(batch.num_rows, np.int8)), pa.array([topic])
-    ).dictionary_decode()
-    front = [name, pa.array(places), batch.column("offset")]
+        batch, places = batch.take(number_array(order)), places[order]
+    name = repeated_text(topic, batch.num_rows)
+    front = [name, number_array(places), batch.column("offset")]
     return pa.record_batch([*front, *batch.columns[:-1]], schema=EVENT_SCHEMA)
 
 
@@ -237,8 +236,7 @@ def _is_sorted(times: npt.NDArray[np.int64]) -> bool:
 
 def times_of(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
     """Returns the event times of a batch, in ms."""
-    times: npt.NDArray[np.int64] = batch.column("timestamp").cast(pa.int64()).to_numpy()
-    return times
+    return numbers_of(batch.column("timestamp").cast(pa.int64()))
 
 
 _FOOTERS = 64  # of journals that are played at once
@@ -273,7 +271,7 @@ class Loader:
             yield from read_run(self._store, found.run, what, selection, amendments)
             return
         batch = self._file(found).read(found.group)
-        places = batch.column("offset").to_numpy()
+        places = numbers_of(batch.column("offset"))
         rows = Stored(found.base, found.end, batch.drop_columns(["offset"]), places)
         yield from apply(rows, amendments.of_run(found.run), self._store)
 

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from tidelog.codec.event_json import batch_lines
 from tidelog.codec.fields import parse_field_filter
 from tidelog.codec.formats.batches import fitting_rows
+from tidelog.codec.numbers import bytes_array
 from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.partition_reader import OffsetEvents, Reader
@@ -292,7 +293,7 @@ class SearchQuery:
     def fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the events of a batch that match."""
         if self.key is not None:
-            batch = batch.filter(pc.equal(batch.column("key"), pa.scalar(self.key, pa.binary())))
+            batch = batch.filter(pc.equal(batch.column("key"), bytes_array([self.key])[0]))
         if self.id is not None:
             batch = batch.filter(pc.equal(batch.column("id"), self.id))
         if self.text and batch.num_rows:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from tidelog.clock import Clock
 from tidelog.codec.event_batch import EVENT_SCHEMA, one_batch
+from tidelog.codec.numbers import numbers_of
 from tidelog.connectors.sink import Lot, PlaybackSink, lots_of
 from tidelog.context import Context
 from tidelog.errors import InvalidError
@@ -311,7 +312,7 @@ def _play_rest(
 def _rows_up_to(batch: pa.RecordBatch, until: Cursor) -> int:
     """Returns how many events of a batch are not after ``until``."""
     times = times_of(batch)
-    places, offsets = (batch.column(name).to_numpy() for name in ("partition", "offset"))
+    places, offsets = (numbers_of(batch.column(name)) for name in ("partition", "offset"))
     tied = (places < until.partition) | ((places == until.partition) & (offsets <= until.offset))
     return int(np.count_nonzero((times < until.time_ms) | ((times == until.time_ms) & tied)))
 

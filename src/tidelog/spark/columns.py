@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -27,6 +26,7 @@ from pyspark.sql.types import (
 )
 
 from tidelog.codec.event_batch import STORED_SCHEMA, stored_batch
+from tidelog.codec.numbers import number_array, repeated_text
 from tidelog.errors import InvalidError
 from tidelog.log.run_reader import EventRows
 from tidelog.model.address import nearest
@@ -103,11 +103,11 @@ def to_spark(found: EventRows, place: BatchPosition, wanted: pa.Schema) -> pa.Re
     arrays = []
     for field in wanted:
         if field.name == "topic":
-            array = _repeat_text(place.topic, rows)
+            array = repeated_text(place.topic, rows)
         elif field.name == "partition":
-            array = _numbers(np.full(rows, place.partition, np.int32), field.type)
+            array = number_array(np.full(rows, place.partition, np.int32))
         elif field.name == "offset":
-            array = _numbers(found.offsets, field.type)
+            array = number_array(found.offsets)
         else:
             array = found.batch.column(field.name)
             if array.type != field.type:
@@ -161,19 +161,6 @@ def floored_times(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedAr
     hour that the end of summer time repeats, so they become UTC first.
     """
     return pc.floor_temporal(column.cast(_MICROSECONDS), unit="millisecond").cast(_MILLISECONDS)
-
-
-# Made of buffers: `pa.array` and `pa.scalar` would first import pandas, in every Python worker.
-def _numbers(values: npt.NDArray[np.generic], kind: pa.DataType) -> pa.Array:
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
-
-
-def _repeat_text(text: str, rows: int) -> pa.Array:
-    data = text.encode()
-    ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(data))
-    return pa.Array.from_buffers(
-        pa.string(), rows, [None, pa.py_buffer(ends), pa.py_buffer(data * rows)]
-    )
 
 
 def _same(found: DataType, wanted: DataType) -> bool:

@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 
-_SHOWN = 3  # ids of a record that a table names
+_SHOWN = 3  # ids that a question names
 _MARK_CHARS = 19  # of a hash: enough to distinguish ids
 
 why_option = click.option(
@@ -286,9 +286,9 @@ def show_records(output: Output, records: Iterable[AuditRecord]) -> None:
     if output.as_json:
         output.records((), map(_record, records))
         return
-    columns = ("at", "op", "who", "events", "ids", "key", "why", "state", "proof")
+    columns = ("at", "op", "who", "events", "of", "state", "proof", "why")
     rows = list(map(_row, records))
-    output.records(columns, rows, "The audit has no such records.", rare=("ids", "key", "proof"))
+    output.records(columns, rows, "The audit has no such records.", rare=("of", "proof"))
 
 
 def _topic_of(home: Home, name: str) -> Topic:
@@ -314,6 +314,10 @@ def _show_plan(plan: ErasurePlan) -> None:
     if plan.archives:
         copies = ", ".join(f"{name}: {count:,}" for name, count in plan.archives.items())
         lines.append(f"Events in files of archives, which are deleted there too: {copies}.")
+    if plan.missing and plan.events:
+        named = ", ".join(f"`{each}`" for each in list(plan.missing)[:_SHOWN])
+        more = f" and {len(plan.missing) - _SHOWN:,} more" if len(plan.missing) > _SHOWN else ""
+        lines.append(f"No event has the id{'' if len(plan.missing) == 1 else 's'} {named}{more}.")
     for line in lines:
         click.echo(visible(line), err=True)
 
@@ -410,19 +414,18 @@ def _record(record: AuditRecord) -> dict[str, Any]:
 
 
 def _row(record: AuditRecord) -> dict[str, Any]:
-    ids = record.ids
-    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    proof = record.proof
+    ids, proof = record.ids, record.proof
+    named = f"key {record.key[:_MARK_CHARS]}" if record.key else ids[0][:_MARK_CHARS] if ids else ""
+    more = f" and {len(ids) - 1} more" if len(ids) > 1 and not record.key else ""
     return {
         "at": to_seconds(to_iso(record.at_ms)),
         "op": record.op,
         "who": record.who,
         "events": _events_text(record) if proof is None else None,
-        "ids": ", ".join(each[:_MARK_CHARS] for each in ids[:_SHOWN]) + more or None,
-        "key": record.key[:_MARK_CHARS] or None,
-        "why": record.why or None,
+        "of": named + more or None,
         "state": record.state,
         "proof": f"{proof.verdict}, {proof.sha256[:_MARK_CHARS]}" if proof else None,
+        "why": record.why or None,
     }
 
 

@@ -103,6 +103,7 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **giv
             like = nearest(name, found)
             raise NotFoundError(f"archive `{name}`: not found{like}: nothing to delete")
         archive = found[name]
+        archive.delete(files=delete_files, lost=lost_files, dry_run=True)  # refuses before it asks
         folder = archive.info.place
         question = f"End archive `{name}`, for good? Its files in `{folder}` stay."
         if delete_files:

@@ -58,7 +58,7 @@ def find(
     with open_home(home_text) as home:
         archive = home.archives.get(name)
         found = archive.find(partition, offset, given["generation"], read=given["event"])
-    shown = _found(name, found)
+    shown = _found(name, found, output)
     if given["event"] and found.row is not None:
         line = row_lines(found.row).rstrip(b"\n")
         shown["event"] = msgspec.Raw(line) if output.as_json else line.decode()
@@ -269,9 +269,9 @@ def _show_plan(output: Output, name: str, plan: ReplayPlan) -> None:
         output.records(("reason", "now", "after"), rows)
 
 
-def _found(archive: str, found: FindResult) -> dict[str, Any]:
+def _found(archive: str, found: FindResult, output: Output) -> dict[str, Any]:
     file = found.file
-    return {
+    shown = {
         "archive": archive,
         "partition": found.partition,
         "offset": found.offset,
@@ -283,6 +283,10 @@ def _found(archive: str, found: FindResult) -> dict[str, Any]:
         "last_offset": file.last_offset if file else None,
         "events": file.events if file else None,
     }
+    if output.as_json:
+        return shown
+    shown["why"] = None if found.is_there and found.row is None else shown.pop("says")
+    return {name: value for name, value in shown.items() if value not in (None, "archived")}
 
 
 def _refuse(given: dict[str, Any], option: str, *names: str) -> None:

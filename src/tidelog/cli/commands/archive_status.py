@@ -170,7 +170,7 @@ _SECONDS = click.FloatRange(min=0)
     default=0,
     show_default=True,
     metavar="N",
-    help="The number of dead letters to tolerate.",
+    help="The number of dead letters to tolerate in each source partition.",
 )
 @click.option(
     "--since",

@@ -513,6 +513,8 @@ def delete(
         told = f"{counted(lag, 'event')} of `{topic}`" if lag else f"all events of `{topic}`"
         has = "has not read" if lag else "has read"
         question = f"Delete consumer `{name}`, which {has} {told}?"
+        if not yes:
+            found.delete(force=force, dry_run=True)
         ask_first(f"consumer `{name}` of `{topic}`", question, yes)
         found.delete(force=force)
         output.say(f"Deleted consumer `{name}` of `{topic}`.")

@@ -170,6 +170,7 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool) -> No
         if name not in found:
             like = nearest(name, found)
             raise NotFoundError(f"pipeline `{name}`: not found{like}: nothing to delete")
+        found[name].delete(dry_run=True)
         ask_first(f"pipeline `{name}`", f"Delete `{name}`? What it has written stays.", yes)
         found[name].delete()
         output.record({"deleted": name})

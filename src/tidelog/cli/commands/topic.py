@@ -236,9 +236,10 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **pas
         if name not in found:
             like = nearest(name, found)
             raise NotFoundError(f"topic `{name}`: not found{like}: nothing to delete", topic=name)
+        shown, readers = found[name].incarnation, past_of(**past)
+        home.delete_topic(name, past_readers=readers, incarnation=shown, dry_run=True)
         ask_first(f"topic `{name}`", _question(home, found[name]), yes)
-        shown = found[name].incarnation
-        home.delete_topic(name, past_readers=past_of(**past), incarnation=shown)
+        home.delete_topic(name, past_readers=readers, incarnation=shown)
         output.say(f"Deleted topic `{name}`.")
         if output.as_json:
             output.record({"name": name, "deleted": True})

@@ -43,7 +43,21 @@ _STYLES = {"running": "green", "failed": "red", "standing by": "yellow", "stoppe
 _ERROR_MAX = 100  # characters of an error in the table; the whole line is above it
 
 
-@click.command()
+class _Up(click.Command):
+    """A command whose help lists the server's options by their names alone."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        named = {each.name: each.get_help_record(ctx) for each in self.get_params(ctx)}
+        servers = (*_PASSED, *_FLAGS, *_REPEATED)
+        own = [record for name, record in named.items() if record and name not in servers]
+        with formatter.section("Options"):
+            formatter.write_dl(own)
+        passed = [record[0] for name in servers if (record := named[name])]
+        with formatter.section("Options of the server, which `tidelog serve --help` explains"):
+            formatter.write_text(", ".join(sorted(passed)))
+
+
+@click.command(cls=_Up)
 @click.option("--demo", is_flag=True, help="Add sample events and steady sample traffic.")
 @click.option(
     "--host", default=defaults.SERVE_HOST, show_default=True, help="The address to listen on."
@@ -65,19 +79,19 @@ _ERROR_MAX = 100  # characters of an error in the table; the whole line is above
     type=click.Path(dir_okay=False, resolve_path=True),
     help="Keep the scribe's Prometheus metrics in this file.",
 )
-@click.option("--behind-proxy", is_flag=True, help="See `tidelog serve --help`.")
-@click.option("--rate", type=float, metavar="N", help="See `tidelog serve --help`.")
-@click.option("--public-pixel", multiple=True, metavar="T", help="See `tidelog serve --help`.")
-@click.option("--forward", multiple=True, metavar="NAME=URL", help="See `tidelog serve --help`.")
-@click.option("--keep-header", multiple=True, metavar="NAME", help="See `tidelog serve --help`.")
-@click.option("--keep-request", is_flag=True, help="See `tidelog serve --help`.")
-@click.option("--body-max", type=Size(), metavar="SIZE", help="See `tidelog serve --help`.")
-@click.option("--socket", metavar="FILE", help="See `tidelog serve --help`.")
-@click.option("--topic-default", metavar="T", help="See `tidelog serve --help`.")
-@click.option("--audit-reads", is_flag=True, help="See `tidelog serve --help`.")
-@click.option("--access-log", metavar="FILE", help="See `tidelog serve --help`.")
-@click.option("--tls-cert", metavar="FILE", help="See `tidelog serve --help`.")
-@click.option("--tls-key", metavar="FILE", help="See `tidelog serve --help`.")
+@click.option("--behind-proxy", is_flag=True)
+@click.option("--rate", type=float, metavar="N")
+@click.option("--public-pixel", multiple=True, metavar="T")
+@click.option("--forward", multiple=True, metavar="NAME=URL")
+@click.option("--keep-header", multiple=True, metavar="NAME")
+@click.option("--keep-request", is_flag=True)
+@click.option("--body-max", type=Size(), metavar="SIZE")
+@click.option("--socket", metavar="FILE")
+@click.option("--topic-default", metavar="T")
+@click.option("--audit-reads", is_flag=True)
+@click.option("--access-log", metavar="FILE")
+@click.option("--tls-cert", metavar="FILE")
+@click.option("--tls-key", metavar="FILE")
 @json_option
 @click.pass_context
 def up(context: click.Context, output: Output, /, **given: Any) -> None:

@@ -79,7 +79,7 @@ from tidelog.model.address import nearest
 from tidelog.model.event import check_utf8
 from tidelog.model.topic import Topic, decode_row, encode_row
 
-__all__ = ["consumer_version", "delete_consumer"]
+__all__ = ["check_delete", "consumer_version", "delete_consumer"]
 
 
 T = TypeVar("T")
@@ -94,6 +94,13 @@ def consumer_version(context: Context, topic: Topic, name: str) -> str:
     Raises ``NotFoundError``.
     """
     return _Deletion(context, topic, name).look()[0]
+
+
+def check_delete(
+    context: Context, topic: Topic, name: str, *, force: bool = False, shown: str = ""
+) -> None:
+    """Raises what :func:`delete_consumer` would raise, and changes nothing."""
+    _Deletion(context, topic, name).check(force, shown)
 
 
 def delete_consumer(
@@ -143,6 +150,14 @@ class _Deletion:
         which = self._which()
         found, row = self._read_consumer()
         return (f"{which}/ending" if found.state == "ending" else which), found, row
+
+    def check(self, force: bool, shown: str) -> None:
+        """Does step 1 alone."""
+        wanted, found, _ = self.look()
+        if found.state != "ending":
+            check_shown(self._what, shown, wanted)
+            if not force:
+                self._wait_for_silence()
 
     def run(self, force: bool, shown: str) -> None:
         """Runs steps 1 to 8."""

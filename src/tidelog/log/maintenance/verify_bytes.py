@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from tidelog.codec.event_batch import problem_of_text
 from tidelog.codec.journal_file import JournalFile
+from tidelog.codec.numbers import numbers_of
 from tidelog.codec.segment import IdIndex, decode_index, hash_ids, read_index, read_piece
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
@@ -182,7 +183,7 @@ def _problem_of_journal(store: Store, run: Run, what: str, size: int) -> str | N
     batches = [file.read(group) for group in file.groups]
     at = run.base
     for batch in batches:
-        offsets = batch.column("offset").to_numpy()
+        offsets = numbers_of(batch.column("offset"))
         if not _rise(offsets, at, run.end):
             return f"{what}: its offsets do not rise from {run.base} to {run.end}"
         at = int(offsets[-1]) + 1
