@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.archive_look import a_home, an_archive, drive
-from tidelog import Event, Home, UnavailableError
+from tidelog import ErasureWatch, Event, Home, UnavailableError
 from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.verify_remedies import intent_remedy
 from tidelog.coordination.pipeline_rows import replay_pipeline
@@ -82,6 +82,31 @@ def test_delete_of_a_topic_and_update_say_so_too(home: Home) -> None:
         home.delete_topic("t")
     home.archives.get("daily").replay()
     home.delete_topic("t")
+
+
+class _NoWait(ErasureWatch):
+    """Fails the test if the erasure waits."""
+
+    def waiting(self, archive: str) -> None:
+        pytest.fail(f"waits for a range of archive `{archive}`")
+
+
+def test_erasure_with_a_wait_of_0_does_not_wait(home: Home) -> None:
+    drive(home, an_archive(home, "raw"))
+    replay_that_dies(home, dead_archive(home, source="archive:raw"))
+    assert not home.erase("t", ["one"], wait=0, watch=_NoWait()).is_erased
+    deleted = home.delete("t", ["one"])
+    assert not home.purge_and_prove(
+        "t", ["one"], deleted=deleted, wait=0, watch=_NoWait()
+    ).is_erased
+
+
+def test_archive_erasure_with_a_wait_of_0_does_not_wait(home: Home) -> None:
+    drive(home, an_archive(home, "raw"))
+    archive = dead_archive(home, source="archive:raw")
+    home.delete_topic("t")
+    replay_that_dies(home, archive)
+    assert not home.archives.get("raw").erase("two", wait=0, watch=_NoWait()).is_erased
 
 
 def test_replay_of_a_generation_that_is_built_is_named_with_it(home: Home) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, Unpack, overload
 
 from tidelog.api.archive_view import ArchiveView
-from tidelog.api.erasure import ProveOptions
+from tidelog.api.erasure import ProveOptions, erase_wait_ms
 from tidelog.api.spark_workers import with_tasks
 from tidelog.coordination.audit import Why, user_at_host
 from tidelog.erasure.archive_only import ErasedFromArchives, erase_archived
@@ -15,9 +15,7 @@ from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased_from_archive
 from tidelog.errors import InvalidError
 from tidelog.maintenance.erase import ArchivedEvents, ErasureWatch, erase_archived_and_prove
-from tidelog.model import defaults
 from tidelog.model.event import id_list
-from tidelog.model.times import duration_ms
 from tidelog.settings import check_options
 
 __all__ = ["ErasableArchive"]
@@ -88,7 +86,7 @@ class ErasableArchive(ArchiveView):
         archive = self.reload()
         if not prove:
             return erase_archived(context, archive, because, wanted, key)
-        wait_ms = duration_ms(options.get("wait") or defaults.ERASE_WAIT)
+        wait_ms = erase_wait_ms(options)
         watch, events = options.get("watch") or ErasureWatch(), ArchivedEvents(archive, wanted, key)
         return erase_archived_and_prove(context, events, because, wait_ms, watch)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidelog.erasure.updates import ArchiveUpdate
     from tidelog.maintenance.erase import Erasure, ErasureWatch
 
-__all__ = ["DeleteOptions", "EraseOptions", "ErasureCalls", "ProveOptions"]
+__all__ = ["DeleteOptions", "EraseOptions", "ErasureCalls", "ProveOptions", "erase_wait_ms"]
 
 
 class _TaskOptions(TypedDict, total=False):
@@ -124,7 +124,7 @@ class ErasureCalls(HomeBase):
         events = TopicEvents(wanted, () if key is None else (key,))
         context = self._context_of(topic, options)
         open_amender = partial(self.amender, topic, self.reason(why, options.get("who")))
-        wait_ms, watch = _wait_ms(options), options.get("watch") or ErasureWatch()
+        wait_ms, watch = erase_wait_ms(options), options.get("watch") or ErasureWatch()
         progress = options.get("progress") or _ignore
         return erase_and_prove(context, open_amender, events, wait_ms, watch, progress)
 
@@ -156,7 +156,7 @@ class ErasureCalls(HomeBase):
         context = self._with_tasks(f"erase {topic}", spark, conf)
         events = TopicEvents(id_list(ids), list(keys))
         amender = self.amender(topic, self.reason(why, options.get("who")))
-        wait_ms, watch = _wait_ms(options), options.get("watch") or ErasureWatch()
+        wait_ms, watch = erase_wait_ms(options), options.get("watch") or ErasureWatch()
         return purge_and_prove(context, amender, events, wait_ms, watch, deleted)
 
     def delete(
@@ -325,8 +325,10 @@ class ErasureCalls(HomeBase):
         return update_archives(self.context, self._lookups.of(self.topic(topic)), wanted)
 
 
-def _wait_ms(options: ProveOptions | EraseOptions) -> int:
-    return duration_ms(options.get("wait") or defaults.ERASE_WAIT)
+def erase_wait_ms(options: ProveOptions | EraseOptions) -> int:
+    """Returns how long an erasure waits for ranges of archives under way; 0 if it must not."""
+    wait = options.get("wait")
+    return duration_ms(defaults.ERASE_WAIT if wait is None else wait)
 
 
 def _ids_or_key(call: str) -> InvalidError:
