@@ -75,7 +75,7 @@ class ErasureCalls(HomeBase):
         """Returns how many events :meth:`erase` would delete now, and where they are.
 
         Give ids, or a key, for which it reads the keys of the whole topic and calls ``progress``
-        with the bytes read so far. Without ``archives`` it counts events of the topic alone, and
+        with the bytes of each run. Without ``archives`` it counts events of the topic alone, and
         searches no files of archives for what the topic has trimmed. Deletes nothing; if it meets
         a rewrite of archived files that died, it finishes that.
 
@@ -205,7 +205,7 @@ class ErasureCalls(HomeBase):
     ) -> DeleteResult:
         """Deletes all events that have this key, up to the current ends, as ``delete`` does.
 
-        Reads the keys of the whole topic, and calls ``progress`` with the bytes read so far.
+        Reads the keys of the whole topic, and calls ``progress`` with the bytes of each run.
 
         >>> home.delete_key("orders", b"customer-1").events
         2

@@ -449,7 +449,7 @@ def with_key(
 ) -> Iterator[Keyed]:
     """Yields the events of ``[start, end)`` that have this key.
 
-    Calls ``progress`` with the bytes read so far. Raises ``NotFoundError`` if the topic is deleted,
+    Calls ``progress`` with the bytes of each run. Raises ``NotFoundError`` if the topic is deleted,
     and ``CorruptError`` if an object that rows name is missing.
     """
     at, end = bounds
