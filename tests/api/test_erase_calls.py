@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tidelog import CompileReport, Erasure, ErasureWatch, Event, Home, SweepRepo
 from tidelog.erasure.delete import DeleteResult
 from tidelog.erasure.rewrite import ArchiveErasure
 from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError
+from tidelog.maintenance.erase import TopicEvents, erase_and_prove
 from tidelog.maintenance.pipeline_sweep import PipelineSweep
 
 
@@ -72,6 +74,16 @@ def test_delete_takes_a_key(topic: Home) -> None:
     with pytest.raises(NotFoundError, match="nor have its archives: nothing was deleted"):
         topic.delete("t", "")  # an id as a dead letter of an archive may have it
     assert len(list(topic.read("t"))) == 8
+
+
+@pytest.mark.parametrize("given", [((), (b"k1", b"k2")), (("e3",), (b"k1",)), ((), ())])
+def test_erasure_takes_ids_or_one_key(
+    topic: Home, given: tuple[tuple[str, ...], tuple[bytes, ...]]
+) -> None:
+    open_amender, events = partial(topic.amender, "t", topic.reason()), TopicEvents(*given)
+    with pytest.raises(InvalidError, match="give ids or one key"):
+        erase_and_prove(topic.context, open_amender, events, 0, ErasureWatch(), lambda _: None)
+    assert len(list(topic.read("t"))) == 9
 
 
 def test_delete_takes_the_options_of_an_erasure_that_it_needs(topic: Home) -> None:

@@ -213,8 +213,11 @@ def erase_and_prove(
     """Erases events from a topic and its archives, and returns the proof: all steps.
 
     ``open_amender`` opens the topic as it is then: a delete of a key may take long. ``progress``
-    gets the bytes of each step of a search by key.
+    gets the bytes of each step of a search by key. Raises ``InvalidError`` for several keys, and
+    for ids together with a key: one delete cannot find both.
     """
+    if bool(events.ids) == bool(events.keys) or len(events.keys) > 1:
+        raise InvalidError("erase: give ids or one key")
     if events.keys:
         (key,) = events.keys
         deleted = delete_key(context, open_amender(), key, progress)
