@@ -214,6 +214,20 @@ def test_error_kinds_are_stable_and_different() -> None:
     }
 
 
+def test_first_error_is_raised_with_the_others_as_notes() -> None:
+    errors.raise_first([])
+    given = [errors.UnavailableError("a: away"), OSError("b"), errors.CorruptError("c: torn")]
+    with pytest.raises(errors.UnavailableError) as caught:
+        errors.raise_first(each for each in given)
+    assert caught.value is given[0]
+    assert str(caught.value) == "a: away"
+    assert caught.value.__notes__ == ["also failed: b", "also failed: c: torn"]
+    with pytest.raises(errors.InvalidError) as caught:
+        errors.raise_first(errors.InvalidError(str(number)) for number in range(40))
+    assert caught.value.__notes__[-1] == "also failed: 19 more"
+    assert len(caught.value.__notes__) == 21
+
+
 def test_errors_are_also_what_python_people_expect() -> None:
     assert issubclass(errors.NotFoundError, KeyError)
     assert issubclass(errors.InvalidError, ValueError)

@@ -56,7 +56,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tidelog.backends import real_world
-from tidelog.errors import InvalidError, TidelogError, UnavailableError
+from tidelog.errors import InvalidError, TidelogError, UnavailableError, raise_first
 from tidelog.home import Home, World, open_home
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.handler import ReadOnceResult
@@ -156,8 +156,7 @@ def consumer_handler(
                 found.append(call.read(handle, max_events))
             except Exception as exc:  # noqa: BLE001 - raised when the others are done
                 errors.append(exc)
-        if errors:
-            raise errors[0]
+        raise_first(errors)
         return {"consumer": name, "partitions": found}
 
     return handler
@@ -290,8 +289,7 @@ def scribe_handler(world: World | None = None) -> LambdaHandler:
                 turns.append(_turn(found, replace(here, environ=others)))
             except Exception as exc:  # noqa: BLE001 - raised when the other homes had their turns
                 errors.append(exc)
-        if errors:
-            raise errors[0]
+        raise_first(errors)
         return turns[0] if len(turns) == 1 else {"turns": turns}
 
     return handler

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,8 +42,12 @@ __all__ = [
     "UnavailableError",
     "UnknownOutcomeError",
     "contained",
+    "raise_first",
     "unexpected",
 ]
+
+
+_NOTES_MAX = 20  # errors that are noted on the first one
 
 
 class TidelogError(Exception):
@@ -206,6 +210,23 @@ def contained(what: str, report: Callable[[TidelogError], object]) -> Iterator[N
         yield
     except Exception as exc:  # noqa: BLE001 - one part must not stop the others
         report(unexpected(what, exc))
+
+
+def raise_first(errors: Iterable[Exception]) -> None:
+    """Raises the first of these errors, and adds the others to it as notes, for tracebacks.
+
+    For the end of a loop that continues when one part fails. Does nothing without an error. The
+    message stays that of the first error, and notes are lost when an error is pickled.
+    """
+    given = list(errors)
+    if not given:
+        return
+    first, *others = given
+    for other in others[:_NOTES_MAX]:
+        first.add_note(f"also failed: {other}")
+    if len(others) > _NOTES_MAX:
+        first.add_note(f"also failed: {len(others) - _NOTES_MAX} more")
+    raise first
 
 
 def _rebuild(cls: type[TidelogError], message: str, context: dict[str, Any]) -> TidelogError:

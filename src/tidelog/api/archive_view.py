@@ -36,7 +36,7 @@ from tidelog.coordination.audit import AuditRecord, read_audit, record_action
 from tidelog.coordination.pipeline_rows import is_detached, read_partitions, read_progress
 from tidelog.coordination.registry import check_shown
 from tidelog.erasure.rewrite import finish_rewrites
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, raise_first
 from tidelog.model.archive import Archive
 from tidelog.store import Store
 
@@ -401,13 +401,11 @@ class ArchiveTables:
         if who or keep or not set(names) <= set(found.tables):
             record_archive_action(self._context, found.name, "register", ", ".join(names), who)
         for generation in found.in_state("live", "kept"):  # files that a killed erasure has changed
-            for error in finish_rewrites(self._context, found, generation).failed.values():
-                raise error
+            raise_first(finish_rewrites(self._context, found, generation).failed.values())
         done = [register_table(self._context, found, each, count=True) for each in names]
         if keep:
             change_tables(self._context, found, names[0], keep=True)
-        for error in repair_tables(self._context, self._archive.reload()):
-            raise error
+        raise_first(repair_tables(self._context, self._archive.reload()))
         return done
 
     def keep(self, table: str, keep: bool = True) -> None:

@@ -77,6 +77,7 @@ from tidelog.errors import (
     TidelogError,
     UnavailableError,
     contained,
+    raise_first,
 )
 from tidelog.model import layout
 from tidelog.model.address import parse_address
@@ -205,8 +206,7 @@ def replace_files(context: Context, archive: Archive) -> None:
     for name in archive.tables:
         with contained(f"table `{name}`", errors.append):
             register_table(context, archive, name)
-    for error in errors:
-        raise error
+    raise_first(errors)
 
 
 def forget_files(context: Context, archive: Archive, generation: int) -> None:

@@ -94,7 +94,7 @@ from tidelog.erasure.topic_copies import (
     other_sources,
 )
 from tidelog.erasure.unfinished_ranges import still_under_way
-from tidelog.errors import NotFoundError, UnavailableError
+from tidelog.errors import NotFoundError, UnavailableError, raise_first
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
 from tidelog.log.topics import read_head, read_starts
 from tidelog.model.address import parse_address
@@ -494,8 +494,7 @@ def finish_archive(context: Context, archive: Archive) -> list[ArchiveErasure]:
             done.append(ArchiveErasure(copy.archive.name, copy.archive.generation))
             erase_aside(context, copy.archive, erased, partial(_is_one_of, origins), done[-1])
         reports += done
-        for error in (error for each in done for error in each.failed.values()):
-            raise error
+        raise_first(error for each in done for error in each.failed.values())
         if not any(each.waiting for each in done):
             put_record(context, archive, msgspec.structs.replace(record, state="done"), version)
     return reports

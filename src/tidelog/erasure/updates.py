@@ -47,7 +47,7 @@ from tidelog.erasure.rewrite import (
 )
 from tidelog.erasure.rewrite_range import Offsets
 from tidelog.erasure.unfinished_ranges import finish_remedy, is_under_way
-from tidelog.errors import NotFoundError, TidelogError, UnavailableError, contained
+from tidelog.errors import NotFoundError, TidelogError, UnavailableError, contained, raise_first
 from tidelog.journal.lookup import Lookup
 from tidelog.log.topics import read_head
 from tidelog.model.archive import Archive
@@ -100,8 +100,7 @@ def update_archives(
         waiting, values = _update_until_same(context, lookup, ids, values, (total, errors))
         if is_last or not waiting:
             break
-    for error in errors:
-        raise error
+    raise_first(errors)
     if waiting:
         raise UnavailableError(
             f"topic `{lookup.topic.name}`: a range of archive `{waiting.archive}` is under way "

@@ -45,6 +45,7 @@ from tidelog.errors import (
     InvalidError,
     TidelogError,
     UnavailableError,
+    raise_first,
 )
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import CompileReport, compile_topic
@@ -293,8 +294,7 @@ def _remove_bytes(context: Context, topic: Topic, grace_ms: int, wait_ms: int) -
     # Damage keeps the sweep from deleting, and a proof names what is left. Other errors are new.
     failed = [each.error for each in swept.refused if each.topic == topic.name]
     errors += [each for each in failed if not isinstance(each, CorruptError | InvalidError)]
-    for error in errors:
-        raise error
+    raise_first(errors)
     return Erasure(compiled, archives, swept, staging)
 
 
@@ -325,8 +325,7 @@ def erase_archived_and_prove(
         copies = [each.archive for each in copies_of(context, archive)]
         own = [each for each in copies if not is_detached(context, each)]
         swept = _repair_and_sweep(context, own, 0, errors)
-        for error in errors:
-            raise error
+        raise_first(errors)
         watch.purged(Erasure(CompileReport(), list(found.archives), *swept))
         if not found.is_waiting or watch.is_stopped() or is_last:
             break
@@ -385,8 +384,7 @@ def finish_closed_deletes(context: Context, topic: Topic) -> None:
     deleted = closed_offsets(context, topic)
     keep_deletions(context, topic)
     done = erase_until_settled(context, topic, deleted, WAIT_MS, errors.append)
-    for error in errors:
-        raise error
+    raise_first(errors)
     _check_settled(topic, done)
 
 

@@ -98,6 +98,7 @@ from tidelog.errors import (
     TidelogError,
     UnknownOutcomeError,
     contained,
+    raise_first,
 )
 from tidelog.log.maintenance.unfinished_writes import abort_uploads
 from tidelog.model import layout, limits
@@ -394,8 +395,7 @@ def sweep_archives(context: Context, grace_ms: int) -> PipelineSweep:
         _sweep_playbacks(context, grace_ms, tally)
     with contained("uploads", errors.append):
         _abort_uploads(context, grace_ms, tally)
-    for error in errors:
-        raise error
+    raise_first(errors)
     return tally
 
 
@@ -475,8 +475,8 @@ def _sweep_archive(context: Context, archive: Archive, grace_ms: int, tally: Pip
         if rewrites:
             finish_rewrites(context, archive, generation)
     remove_strays(context, finish_removals(context, archive))
-    for error in settle_tables(context, archive) if context.identity.owns(archive.home) else ():
-        raise error
+    if context.identity.owns(archive.home):
+        raise_first(settle_tables(context, archive))
 
 
 def _compact(context: Context, pipeline: str, tally: PipelineSweep) -> None:

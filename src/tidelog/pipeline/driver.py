@@ -44,6 +44,7 @@ from tidelog.errors import (
     TidelogError,
     UnavailableError,
     UnknownOutcomeError,
+    raise_first,
     unexpected,
 )
 from tidelog.model.pipeline import Progress
@@ -376,7 +377,7 @@ class Driver:
         if self._how.accept_loss:
             self._accept_vanished(cycle, errors)
         if errors and not found:
-            raise next(iter(errors.values()))
+            raise_first(errors.values())
         return found
 
     def _find_members(self) -> bool:
@@ -544,8 +545,7 @@ class Driver:
             return False
         if report.committed or report.ended or report.claimed_elsewhere:
             return False  # a partition that begins again may hold events
-        for error in self._ended.values():
-            raise error
+        raise_first(self._ended.values())
         return self._leaves_rest()
 
     def _leaves_rest(self) -> bool:

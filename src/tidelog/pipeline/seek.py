@@ -61,6 +61,7 @@ from tidelog.errors import (
     NotFoundError,
     TidelogError,
     UnknownOutcomeError,
+    raise_first,
 )
 from tidelog.model import layout
 from tidelog.model.address import parse_address
@@ -165,8 +166,7 @@ def _targets(context: Context, pipeline: Pipeline, wanted: SeekOptions) -> list[
             )
     errors: dict[SourcePartition, TidelogError] = {}
     found = bounds_apart(source, chosen, errors)
-    for error in errors.values():
-        raise error
+    raise_first(errors.values())
     return [(each, found[each], _position(pipeline, each, found[each], wanted)) for each in chosen]
 
 

@@ -67,6 +67,7 @@ from tidelog.errors import (
     InternalError,
     InvalidError,
     NotFoundError,
+    raise_first,
 )
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_erased
 from tidelog.log.producer.append_plan import StoredSegment
@@ -398,8 +399,7 @@ class TopicPlaybackSink:
             return None
 
         each: Callable[..., Iterable[Any]] = map if self._pool is None else self._pool.map
-        for error in [error for error in each(commit, segment.pieces) if error is not None]:
-            raise error
+        raise_first([error for error in each(commit, segment.pieces) if error is not None])
 
     def reached(self) -> int:
         return 0

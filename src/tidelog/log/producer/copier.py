@@ -23,6 +23,7 @@ from tidelog.errors import (
     ConflictError,
     NotFoundError,
     UnavailableError,
+    raise_first,
 )
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_erased
 from tidelog.log.producer.append import Appender
@@ -193,8 +194,7 @@ def _append(
             if all(staged is not each for _, _, each in todo.get(piece.partition, ())):
                 producer.abandon(piece.partition, stored[staged.key])  # already stored
     moved = [error for error in each(commit, todo) if error is not None]
-    for error in moved:  # after all running commits have ended
-        raise error
+    raise_first(moved)  # after all running commits have ended
 
 
 def is_appended(
