@@ -74,9 +74,9 @@ from tidelog.coordination.jobs import JobRecord as JobRecord
 from tidelog.coordination.jobs import Jobs as Jobs
 from tidelog.coordination.jobs import SupervisedPart as SupervisedPart
 from tidelog.coordination.tokens import Tokens as Tokens
-from tidelog.erasure.archive_only import ErasedFromArchives as ErasedFromArchives
 from tidelog.erasure.delete import DeleteResult as DeleteResult
 from tidelog.erasure.delete import ErasurePlan as ErasurePlan
+from tidelog.erasure.delete_archived import ErasedFromArchives as ErasedFromArchives
 from tidelog.erasure.proof import Proof as Proof
 from tidelog.erasure.proof import SearchedPlace as SearchedPlace
 from tidelog.erasure.proof import Trace as Trace

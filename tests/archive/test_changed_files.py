@@ -14,7 +14,7 @@ from tidelog.archive.verify import verify_archive
 from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_archive
-from tidelog.erasure import archive_only as archived
+from tidelog.erasure import delete_archived as archived
 from tidelog.erasure.delete import delete_events
 from tidelog.erasure.rewrite import PartitionRewriter, erase_from_archive
 from tidelog.errors import CorruptError, UnavailableError

@@ -30,9 +30,9 @@ from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.coordination.audit import Why, read_audit
 from tidelog.coordination.pipeline_rows import read_partitions
-from tidelog.erasure import archive_only, unfinished_ranges
-from tidelog.erasure.archive_only import erase_archived
+from tidelog.erasure import delete_archived, unfinished_ranges
 from tidelog.erasure.delete import delete_events
+from tidelog.erasure.delete_archived import erase_archived
 from tidelog.erasure.event_search import FoundEvent
 from tidelog.errors import UnknownOutcomeError
 from tidelog.home import World, create_home
@@ -158,11 +158,11 @@ def test_dead_letter_that_a_replay_leaves_out_is_accounted_for(
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(archive_only, "erase_from_archive", die)
+        patch.setattr(delete_archived, "erase_from_archive", die)
         with pytest.raises(Crash):
             erase_archived(home.context, archive, WHY, ["e3"])
     replay(home.context, archive, ReplayOptions(), LocalWorkers(1))
-    archive_only.finish_archive(home.context, archive)
+    delete_archived.finish_archive(home.context, archive)
     check_account(home, archive, erased=1)
 
 
@@ -337,7 +337,7 @@ def test_delete_beside_a_backfill_from_a_copied_folder_finds_what_that_brings(
     archive, building = begin_backfill(
         home.context, "daily", ArchiveFormat(source=source, start="earliest")
     )
-    settled, searched = archive_only.settled_offsets, list[int]()
+    settled, searched = delete_archived.settled_offsets, list[int]()
 
     def build_after_the_search(*given: Any) -> Any:
         searched.append(1)
@@ -345,7 +345,7 @@ def test_delete_beside_a_backfill_from_a_copied_folder_finds_what_that_brings(
             drive(home, archive, building)
         return settled(*given)
 
-    monkeypatch.setattr(archive_only, "settled_offsets", build_after_the_search)
+    monkeypatch.setattr(delete_archived, "settled_offsets", build_after_the_search)
     if is_slow:
         under_way = {(archive.pipeline(building), "t/0", "0", 1)}
         monkeypatch.setattr(unfinished_ranges, "ranges_under_way", lambda *_: set(under_way))
@@ -366,7 +366,7 @@ def test_delete_finds_what_a_backfill_brings_that_begins_before_its_record(
     source = trimmed_after_a_copy(home, tmp_path / "copied")
     drive(home, an_archive(home, "daily", "topic:t"))
     home.trim("t", ToOffsets({0: 3}))
-    recorded, records = archive_only.record_deletes, list[int]()
+    recorded, records = delete_archived.record_deletes, list[int]()
 
     def build_before_the_record(*given: Any) -> None:
         records.append(1)
@@ -377,7 +377,7 @@ def test_delete_finds_what_a_backfill_brings_that_begins_before_its_record(
                 promote(home.context, "daily")
         recorded(*given)
 
-    monkeypatch.setattr(archive_only, "record_deletes", build_before_the_record)
+    monkeypatch.setattr(delete_archived, "record_deletes", build_before_the_record)
     assert home.delete_key("t", b"k").archived == 2
     purge(home.context, home.topic("t"), grace_ms=0)
     if not is_promoted:
@@ -395,8 +395,8 @@ def test_event_without_a_known_place_is_erased_from_all_partitions(
     drive(home, archive)
     origin = Origin("two/0", topic.incarnation)
     found = {(origin, -1): FoundEvent("e", 1)}
-    places = archive_only.TopicPlaces({origin: 0})
-    archive_only.record_deletes(home.context, topic, WHY, found, places, None)
+    places = delete_archived.TopicPlaces({origin: 0})
+    delete_archived.record_deletes(home.context, topic, WHY, found, places, None)
     if deleted:
         home.delete_topic("two", past_readers=True)
     erased = ErasedBefore(home.context, archive, 1, with_topic=True)
@@ -523,7 +523,7 @@ def test_erasure_finds_what_is_archived_between_its_search_and_its_record(
     (source / lacking.relative_to(full)).unlink()
     archive = an_archive(home, "daily", f"file:{source}?mode=events")
     drive(home, archive)
-    recorded, brought = archive_only.put_record, list[int]()
+    recorded, brought = delete_archived.put_record, list[int]()
 
     def bring_before_the_record(*given: Any) -> str:
         if not brought:
@@ -536,7 +536,7 @@ def test_erasure_finds_what_is_archived_between_its_search_and_its_record(
                 drive(home, *begin_backfill(home.context, "daily", how))
         return recorded(*given)
 
-    monkeypatch.setattr(archive_only, "put_record", bring_before_the_record)
+    monkeypatch.setattr(delete_archived, "put_record", bring_before_the_record)
     wanted, key = (["e0", "e4"], None) if by == "id" else ([], b"k")
     erased = erase_archived(home.context, archive, WHY, wanted, key)
     assert erased.is_clean

@@ -26,7 +26,7 @@ from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.coordination.audit import Why
 from tidelog.coordination.commits import read_commits
 from tidelog.coordination.pipeline_rows import read_progress
-from tidelog.erasure.archive_only import erase_archived
+from tidelog.erasure.delete_archived import erase_archived
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive, ArchiveFormat

@@ -25,7 +25,7 @@ from tidelog.archive.read import ArchiveFiles
 from tidelog.connectors.by_url import store_at
 from tidelog.coordination.audit import AuditedSource, Why, read_audit
 from tidelog.coordination.pipeline_rows import counting_files
-from tidelog.erasure.archive_only import erase_archived
+from tidelog.erasure.delete_archived import erase_archived
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.driver import Driver, DriverOptions

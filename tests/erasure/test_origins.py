@@ -12,7 +12,7 @@ import pytest
 from tests.archive.test_names import Shell
 from tidelog import Event, Home
 from tidelog.coordination.audit import DeadLetterRecorder
-from tidelog.erasure.archive_only import erase_archived
+from tidelog.erasure.delete_archived import erase_archived
 from tidelog.testing.scheduler import FakeClock
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from tests.archive.test_erased_events import write_events
 from tests.archive.test_names import Shell
-from tests.erasure.test_archive_only import _stalled, _Waiting
+from tests.erasure.test_delete_archived import _stalled, _Waiting
 from tests.support.archive_look import FIRST_S, a_home, an_archive, drive
 from tidelog import Event, Home, Proof
 from tidelog.cli.main import cli

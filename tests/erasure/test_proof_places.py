@@ -19,8 +19,8 @@ from tidelog.archive.generations import begin_backfill, drop_generation
 from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
 from tidelog.connectors.by_url import store_at
 from tidelog.coordination.pipeline_rows import replay_pipeline
-from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events, delete_key
+from tidelog.erasure.delete_archived import erase_archived
 from tidelog.erasure.proof_remedies import STAGED_BEFORE
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.journal.amend import Amender

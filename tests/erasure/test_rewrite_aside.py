@@ -19,9 +19,9 @@ from tidelog.catalog.base import ABSENT, Delete, Put
 from tidelog.connectors.by_url import files_at
 from tidelog.connectors.source import Chunk
 from tidelog.coordination.audit import id_hash, key_digest, read_audit
-from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.aside_files import AsideFiles
 from tidelog.erasure.delete import delete_events, delete_key
+from tidelog.erasure.delete_archived import erase_archived
 from tidelog.errors import InvalidError
 from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.log.maintenance.trim import ToOffsets

@@ -13,8 +13,8 @@ from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.catalog.base import Change, Row
 from tidelog.catalog.checksums import CheckedCatalog
-from tidelog.erasure.archive_only import complete_erasures, erase_archived, finish_archive
 from tidelog.erasure.delete import delete_events, delete_key
+from tidelog.erasure.delete_archived import complete_erasures, erase_archived, finish_archive
 from tidelog.errors import UnavailableError, UnknownOutcomeError
 from tidelog.home import open_home
 from tidelog.log.consumer.leases import Leases

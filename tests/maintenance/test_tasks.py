@@ -19,8 +19,8 @@ from tidelog.archive.verify import _VerifyLook, verify_archive
 from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
-from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events
+from tidelog.erasure.delete_archived import erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite import PartitionRewriter, erase_from_archives

@@ -20,8 +20,8 @@ from tidelog.coordination.audit import (
     put_record,
     read_audit,
 )
-from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events, delete_key
+from tidelog.erasure.delete_archived import erase_archived
 from tidelog.erasure.event_search import matcher_of
 from tidelog.erasure.redaction import redact_reasons
 from tidelog.errors import NotFoundError

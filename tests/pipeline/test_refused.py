@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.archive.test_fill import backfill
-from tests.erasure.test_archive_only import dying
+from tests.erasure.test_delete_archived import dying
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive.dead_letters import dead_letters
@@ -23,8 +23,8 @@ from tidelog.archive.generations import drop_generation, promote
 from tidelog.archive.restore import RestoreOptions, open_restore
 from tidelog.codec.event_batch import batch_of, with_position
 from tidelog.connectors.archive.dead_letters import CHANGED, split_refused
-from tidelog.erasure.archive_only import erase_archived
 from tidelog.erasure.delete import delete_events
+from tidelog.erasure.delete_archived import erase_archived
 from tidelog.errors import InvalidError
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.erase import purge

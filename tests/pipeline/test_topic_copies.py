@@ -14,7 +14,7 @@ from tidelog.archive.archive import find_archive
 from tidelog.catalog.base import Put
 from tidelog.connectors.topic.sink import TopicSink
 from tidelog.coordination.pipeline_rows import list_pipelines
-from tidelog.erasure.archive_only import erase_archived
+from tidelog.erasure.delete_archived import erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.proof_search import prove_erased

@@ -58,7 +58,7 @@ from tidelog.catalog.base import Check, Delete, Put
 from tidelog.codec import segment
 from tidelog.connectors.source import Bounds, MissingOffsets
 from tidelog.connectors.topic.source import TopicSource
-from tidelog.erasure import archive_only as archived
+from tidelog.erasure import delete_archived as archived
 from tidelog.erasure import proof_search as proof
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.proof_scope import TopicScope

@@ -31,8 +31,8 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.catalog.base import Change
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
-from tidelog.erasure.archive_only import erase_archived, finish_archive
 from tidelog.erasure.delete import delete_events, delete_key
+from tidelog.erasure.delete_archived import erase_archived, finish_archive
 from tidelog.erasure.proof_search import prove_erased, prove_erased_from_archive
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home

@@ -24,7 +24,7 @@ from tests.sim.journal_home import KEYS, PARTITIONS
 from tests.sim.journal_raw import Place
 from tidelog.archive.archive import find_archive
 from tidelog.coordination.audit import key_hash, read_audit
-from tidelog.erasure.archive_only import erase_archived
+from tidelog.erasure.delete_archived import erase_archived
 from tidelog.erasure.event_search import ArchiveSearch, FoundEvent, SourceOffset
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from tests.sim.archive_worlds import WHY, GenerationsWorld
 from tidelog.archive.archive import find_archive
-from tidelog.erasure.archive_only import erase_archived, finish_archive
+from tidelog.erasure.delete_archived import erase_archived, finish_archive
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 

@@ -34,7 +34,7 @@ from tidelog.connectors.sink import RangeWriter, WriterResult
 from tidelog.connectors.topic.sink import FieldedSink
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import list_pipelines
-from tidelog.erasure.archive_only import erase_archived, finish_archive
+from tidelog.erasure.delete_archived import erase_archived, finish_archive
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError

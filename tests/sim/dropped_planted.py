@@ -9,7 +9,7 @@ import pytest
 from tidelog.archive import erased_events
 from tidelog.archive.coverage import DroppedEvents
 from tidelog.archive.erased_events import _FoundDeletions
-from tidelog.erasure import archive_only
+from tidelog.erasure import delete_archived
 from tidelog.journal.amend import Amender
 
 __all__ = [
@@ -46,9 +46,9 @@ def delete_lists_generations_once(patch: Patch) -> None:
     def listed_before(context: Any, topic: Any, first: Any) -> list[Any]:
         states = ((each, each[0].state_of(each[1])) for each in first)
         built = [each for each, state in states if state == "building"]
-        return [each for each in built if archive_only._is_from_outside(*each)]
+        return [each for each in built if delete_archived._is_from_outside(*each)]
 
-    patch.setattr(archive_only, "_built_from_outside", listed_before)
+    patch.setattr(delete_archived, "_built_from_outside", listed_before)
 
 
 def delete_names_starts_where_it_found_events(patch: Patch) -> None:
@@ -68,7 +68,7 @@ def erasure_searches_once(patch: Patch) -> None:
         record(first)
         return dict(first)
 
-    patch.setattr(archive_only, "_record_all", once)
+    patch.setattr(delete_archived, "_record_all", once)
 
 
 def erased_keys_count_where_they_were_found(patch: Patch) -> None:

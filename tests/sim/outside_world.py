@@ -30,7 +30,7 @@ from tidelog.codec.event_batch import one_batch
 from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import Bounds, Chunk, Source, SourcePartition, SourceRange
 from tidelog.context import Context
-from tidelog.erasure import archive_only
+from tidelog.erasure import delete_archived
 from tidelog.erasure.delete import delete_key
 from tidelog.home import Home
 from tidelog.log.maintenance.trim import ToOffsets
@@ -53,7 +53,7 @@ class OutsideWorld(ReturnsWorld):
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         super()._patch(patch)
-        settled = archive_only.settled_offsets
+        settled = delete_archived.settled_offsets
 
         def settle_slowly(context: Context, topic: Topic) -> Any:
             self.searching += 1
@@ -63,7 +63,7 @@ class OutsideWorld(ReturnsWorld):
                 self.searching -= 1
             return settled(context, topic)
 
-        patch.setattr(archive_only, "settled_offsets", settle_slowly)
+        patch.setattr(delete_archived, "settled_offsets", settle_slowly)
 
     def fill(self) -> None:
         """The copied events, of which the topic keeps the last, and then the archives."""

@@ -37,7 +37,7 @@ from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.verify import verify_archive
 from tidelog.archive.verify_checks import ArchiveVerifyOptions
 from tidelog.catalog.base import Row
-from tidelog.erasure.archive_only import erase_archived, finish_archive
+from tidelog.erasure.delete_archived import erase_archived, finish_archive
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import ConflictError, CorruptError, InvalidError, NotFoundError

@@ -9,8 +9,8 @@ from tidelog.api.archive_view import ArchiveView
 from tidelog.api.erasure import ProveOptions, erase_wait_ms
 from tidelog.api.spark_workers import with_tasks
 from tidelog.coordination.audit import Why, user_at_host
-from tidelog.erasure.archive_only import ErasedFromArchives, erase_archived
 from tidelog.erasure.delete import ErasurePlan, plan_archive_erasure
+from tidelog.erasure.delete_archived import ErasedFromArchives, erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased_from_archive
 from tidelog.errors import InvalidError

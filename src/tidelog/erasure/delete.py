@@ -8,7 +8,7 @@ files that meets a rewrite that died finishes it.
 
 **Deletes** remove events from a topic, and from archives and objects that alone still hold them.
 A delete first amends the topic: no reader that starts later sees the events (``journal.amend``). It
-then searches the topic's archives for what the topic has trimmed (``erasure.archive_only``).
+then searches the topic's archives for what the topic has trimmed (``erasure.delete_archived``).
 ``delete_strays`` also finds what only objects hold that no row names. Maintenance removes the bytes
 later; ``maintenance.erase`` does so at once.
 """
@@ -25,7 +25,12 @@ from tidelog.archive.derived_archives import Origin, copies_of, partitions_of, r
 from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites
 from tidelog.coordination.pipeline_rows import read_partitions, read_progress
-from tidelog.erasure.archive_only import DELETE_AGAIN, TopicPlaces, delete_trimmed, record_deletes
+from tidelog.erasure.delete_archived import (
+    DELETE_AGAIN,
+    TopicPlaces,
+    delete_trimmed,
+    record_deletes,
+)
 from tidelog.erasure.event_search import FileSearch, matcher_of, search_generation, search_strays
 from tidelog.erasure.proof_scope import TopicScope
 from tidelog.erasure.redaction import redact_reasons

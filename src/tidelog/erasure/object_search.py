@@ -17,7 +17,7 @@ from tidelog.codec.formats.schema import PREFIX
 from tidelog.connectors.by_url import store_at
 from tidelog.coordination.pipeline_rows import was_staged_before_restore
 from tidelog.erasure import proof_remedies as remedies
-from tidelog.erasure.beside_rows import gzip_names, open_beside_rows
+from tidelog.erasure.file_metadata import gzip_names, open_beside_rows
 from tidelog.erasure.matcher import (
     EventMatcher,
     has_columns,
@@ -188,7 +188,7 @@ class ObjectSearch:
         key = (store.url, info.key)
         if self.is_done(key):
             return None
-        self.count(key, info.size, is_told=info.key in clean)
+        self.count(key, info.size, is_reported=info.key in clean)
         if info.key in clean:
             return None
         try:
@@ -200,13 +200,13 @@ class ObjectSearch:
         """Returns whether an object was searched, or is a file of another topic."""
         return key in self._seen or key in self._others
 
-    def count(self, key: tuple[str, str], size: int, *, is_told: bool = False) -> None:
+    def count(self, key: tuple[str, str], size: int, *, is_reported: bool = False) -> None:
         self._seen.add(key)
         self.proof.objects += 1
         self.proof.bytes += size
         self._place.objects += 1
         self._place.bytes += size
-        if not is_told:
+        if not is_reported:
             self._progress(size)
 
     def count_mark(self, store: Store, archive: Archive) -> None:

@@ -396,7 +396,7 @@ class _ProofSearch(ObjectSearch):
                 if partition not in own:
                     self._others.add(key)  # even if that topic had the same name
                 elif key not in self._seen:
-                    self.count(key, file.size, is_told=file in clean)
+                    self.count(key, file.size, is_reported=file in clean)
                     if file in clean:
                         continue
                     with self._note_changes(archive, generation, partition, file):

@@ -29,13 +29,13 @@ from tidelog.clock import looks
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import is_detached
-from tidelog.erasure.archive_only import (
+from tidelog.erasure.delete import DeleteResult, delete_events, delete_key, delete_strays
+from tidelog.erasure.delete_archived import (
     closed_offsets,
     erase_archived,
     keep_deletions,
     settled_offsets,
 )
-from tidelog.erasure.delete import DeleteResult, delete_events, delete_key, delete_strays
 from tidelog.erasure.proof import Proof, record_proof
 from tidelog.erasure.proof_search import prove_erased, prove_erased_from_archive
 from tidelog.erasure.redaction import redact_seeks

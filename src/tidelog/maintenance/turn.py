@@ -15,7 +15,7 @@ from tidelog.archive.erased_events import PartitionOffsets
 from tidelog.context import Context
 from tidelog.coordination.audit import forget_actions
 from tidelog.coordination.pipeline_rows import is_detached, list_archives
-from tidelog.erasure.archive_only import (
+from tidelog.erasure.delete_archived import (
     finish_archive,
     settled_offsets,
 )

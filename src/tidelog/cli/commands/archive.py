@@ -61,7 +61,7 @@ from tidelog.cli.pipeline_options import (
     worker_options,
 )
 from tidelog.cli.terminal import ask_first, open_home, yes_option
-from tidelog.erasure.archive_only import ErasedFromArchives
+from tidelog.erasure.delete_archived import ErasedFromArchives
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import defaults
 from tidelog.model.address import nearest

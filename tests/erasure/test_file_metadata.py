@@ -17,7 +17,7 @@ from pyarrow import orc
 
 from tests.support.archive_look import a_home
 from tidelog import Event, Home
-from tidelog.erasure.beside_rows import gzip_names
+from tidelog.erasure.file_metadata import gzip_names
 
 ID, KEY = "order-17", b"customer-7"
 WORDS = ["offset", "string", "key", "long", "record", "struct", "null", "zstandard", "pandas"]

@@ -22,9 +22,9 @@ from tidelog.connectors.sink import Lot
 from tidelog.connectors.source import SourcePartition
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.coordination.audit import AuditedSource, Why, id_hash, read_audit
-from tidelog.erasure import archive_only as archived
-from tidelog.erasure.archive_only import erase_archived
+from tidelog.erasure import delete_archived as archived
 from tidelog.erasure.delete import delete_events, delete_key
+from tidelog.erasure.delete_archived import erase_archived
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.journal import amend
 from tidelog.log.ledger import read_erased, was_erased
