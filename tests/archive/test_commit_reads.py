@@ -64,7 +64,7 @@ def merge_some(context: Context, scan: Any, chance: random.Random) -> None:
     if not pairs:
         return
     one, other = chance.choice(pairs)
-    parts = [*one.committed.parts, *other.committed.parts]
+    parts = [*one.committed.each_range, *other.committed.each_range]
     whole = msgspec.structs.replace(
         committed(parts[0].start, parts[-1].end, sum(each.events for each in parts)),
         ranges=tuple(MergedRange(each.start, each.end, each.events, 0, 0, 0, 0) for each in parts),

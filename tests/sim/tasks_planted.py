@@ -64,7 +64,7 @@ def files_of_older_contents(patch: Patch) -> None:
         committed = self._committed(each.row)
         if committed is not None:
             found = load_manifest(self._context.store, committed.manifest)
-            work = replace(work, parts=tuple(found.parts))
+            work = replace(work, ranges=found.each_range)
         return record(self, work, each, entries)
 
     patch.setattr(PartitionRewriter, "record_staged", anyhow)

@@ -155,10 +155,10 @@ class TasksWorld(ArchivesWorld):
     def late_ids(self) -> list[str]:
         """Ids of events in a range that a task has staged, and that waits for other erasures."""
         spans = [
-            (part.partition, range(file.first_offset, file.last_offset + 1))
+            (manifest.partition, range(file.first_offset, file.last_offset + 1))
             for work in self.late
-            for part in work.parts
-            for file in part.files
+            for manifest in work.ranges
+            for file in manifest.files
         ]
         return [
             event_id
@@ -177,11 +177,11 @@ class TasksWorld(ArchivesWorld):
 
     def is_overtaken(self, work: RangeRewrite) -> bool:
         """Whether a range has lost events since a task staged it, and is about to lose more."""
-        first = work.parts[0]
+        first = work.ranges[0]
         for row in read_commit_rows(self.quiet, first.pipeline, first.partition):
             found = row.committed
             if row.holds(first.start) and found.rewrite not in ("", found.manifest):
-                return tuple(load_manifest(self.quiet.store, found.manifest).parts) != work.parts
+                return load_manifest(self.quiet.store, found.manifest).each_range != work.ranges
         return False
 
     def erase_quickly(self) -> None:

@@ -532,7 +532,7 @@ class _FileSearch:
     def _commits(self) -> Iterator[Commit]:
         """Yields ranges, the last one first."""
         for row in self._rows(None):
-            yield from reversed(row.committed.parts)
+            yield from reversed(row.committed.each_range)
 
     def _rows(self, before: str | None) -> Iterator[CommitRow]:
         """Yields rows of commits, the last first; a merged one comes after those it replaces."""

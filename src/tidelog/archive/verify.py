@@ -574,5 +574,5 @@ class _VerifyLook:
         for committed in read_commits(self.context, pipeline, partition):
             for key in {committed.manifest, committed.rewrite} - {""}:
                 with contextlib.suppress(NotFoundError, CorruptError):
-                    for part in load_manifest(self.context.store, key).parts:
-                        yield from part.files
+                    for each in load_manifest(self.context.store, key).each_range:
+                        yield from each.files

@@ -53,13 +53,13 @@ class CommitRow(NamedTuple):
     def ranges(self) -> Iterator[tuple[int, Commit]]:
         """Yields its ranges, each with the ordinal of its first event."""
         ordinal = self.ordinal
-        for each in self.committed.parts:
+        for each in self.committed.each_range:
             yield ordinal, each
             ordinal += each.events
 
     def holds(self, start: str) -> bool:
         """Returns whether one of its ranges begins at a position."""
-        return any(each.start == start for each in self.committed.parts)
+        return any(each.start == start for each in self.committed.each_range)
 
     @classmethod
     def of(cls, row: Row) -> CommitRow:
@@ -141,8 +141,8 @@ def lost_rewrites(context: Context, pipeline: str, partition: str, target: str) 
     for row in read_commit_rows(context, pipeline, partition):
         if row.committed.rewrite and not object_exists(context.store, row.committed.rewrite):
             with suppress(NotFoundError, CorruptError):
-                parts = load_manifest(context.store, row.committed.manifest).parts
-                if any(file.target == target for part in parts for file in part.files):
+                ranges = load_manifest(context.store, row.committed.manifest).each_range
+                if any(file.target == target for each in ranges for file in each.files):
                     yield row.committed.rewrite
 
 
@@ -157,8 +157,8 @@ def manifests_by_range(
     folder = f"{layout.manifests(pipeline)}{layout.manifest_folder(partition)}/"
     for info in store.list(folder):
         with suppress(NotFoundError, CorruptError):  # swept meanwhile, or damaged
-            for part in load_manifest(store, info.key).parts:
-                found.setdefault((part.start, part.end), []).append(part)
+            for each in load_manifest(store, info.key).each_range:
+                found.setdefault((each.start, each.end), []).append(each)
     return found
 
 

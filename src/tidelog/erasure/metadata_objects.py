@@ -478,8 +478,8 @@ class ManifestNames:
         root, living = self._living.get(key.split("/")[1], ("", frozenset()))
         return any(
             self._sought.is_value_in(value)
-            for part in manifest.parts
-            for file in part.files
+            for one in manifest.each_range
+            for file in one.files
             for value in folder_values(folder_below(file.target, root), living)
         )
 

@@ -352,11 +352,11 @@ class PartitionRewriter:
         with contextlib.suppress(NotFoundError, CorruptError):
             committed = self._committed(each.row)
             if committed is not None and not committed.rewrite:
-                parts = load_manifest(self._context.store, committed.manifest).parts
-                if self.values is not None and any(part.as_is for part in parts):
+                ranges = load_manifest(self._context.store, committed.manifest).each_range
+                if self.values is not None and any(manifest.as_is for manifest in ranges):
                     return None  # its files are to be noted here
                 where = (self._archive.store, self._archive.format_of(self._generation))
-                return RangeRewrite.of(number, where, tuple(parts), each.wanted, self.values)
+                return RangeRewrite.of(number, where, tuple(ranges), each.wanted, self.values)
         return None
 
     def begin(
@@ -368,7 +368,7 @@ class PartitionRewriter:
             committed = None if row is None else self._decode(row)
             if row is None or committed is None or committed.rewrite:
                 return None
-            if tuple(load_manifest(self._context.store, committed.manifest).parts) != work.parts:
+            if load_manifest(self._context.store, committed.manifest).each_range != work.ranges:
                 return None
             if not holds_some:
                 self._without_events.add(committed.manifest)
@@ -388,7 +388,7 @@ class PartitionRewriter:
             changed: list[tuple[FileEntry, FileEntry]] = []
             if committed is not None and committed.rewrite not in ("", committed.manifest):
                 old = load_manifest(self._context.store, committed.manifest)
-                if tuple(old.parts) == work.parts:  # else others have erased more of them since
+                if old.each_range == work.ranges:  # else others have erased more of them since
                     self._staged[committed.rewrite] = entries
                     changed = changed_files(old, self._decide_or_read(committed, old, each.wanted))
                     entries = self._staged.pop(committed.rewrite, {})
@@ -434,7 +434,7 @@ class PartitionRewriter:
             self._without_events.discard(committed.manifest)
             return False
         manifest = load_manifest(self._context.store, committed.manifest)
-        return self._ranges.holds_some(manifest.parts, wanted)
+        return self._ranges.holds_some(manifest.each_range, wanted)
 
     def _has_moved(self, row: Row) -> bool:
         """Returns whether another erasure has written the row since: then the files differ too."""
@@ -497,7 +497,9 @@ class PartitionRewriter:
                     raise
         done = msgspec.structs.replace(committed, manifest=committed.rewrite)
         self._write(row, done, *self._count_row(changed))
-        report.ranges += sum(one != other for one, other in zip(old.parts, new.parts, strict=True))
+        report.ranges += sum(
+            one != other for one, other in zip(old.each_range, new.each_range, strict=True)
+        )
         report.files += sum(after.kind != "sidecar" for _, after in changed)
         report.events += sum(after.erased - before.erased for before, after in changed)
         report.updated += sum(after.updated - before.updated for before, after in changed)
@@ -532,9 +534,9 @@ class PartitionRewriter:
         """Step 2. Returns the manifest that counts: ours, or that of a faster process."""
         staged = self._staged.pop(committed.rewrite, None)
         if staged is None:
-            staged = self._ranges.stage(old.parts, wanted, self._staging(committed))
-        parts = tuple(self._manifest_after(part, staged, wanted) for part in old.parts)
-        new = msgspec.structs.replace(old, ranges=parts) if old.ranges else parts[0]
+            staged = self._ranges.stage(old.each_range, wanted, self._staging(committed))
+        ranges = tuple(self._manifest_after(each, staged, wanted) for each in old.each_range)
+        new = msgspec.structs.replace(old, ranges=ranges) if old.ranges else ranges[0]
         try:
             self._context.store.put(committed.rewrite, seal_json(new))
         except AlreadyExistsError:

@@ -92,24 +92,24 @@ class RangeRewriter:
         self._values = values
         self._output = set() if output is None else output
 
-    def holds_some(self, parts: Sequence[Manifest], wanted: Offsets) -> bool:
+    def holds_some(self, ranges: Sequence[Manifest], wanted: Offsets) -> bool:
         """Returns whether a file of these ranges has to be rewritten."""
         return any(
-            self._rewritten(part, file, left) is not None
-            for part, left in _left_in(parts, wanted)
-            for file in self._files_with(part, left)
+            self._rewritten(manifest, file, left) is not None
+            for manifest, left in _left_in(ranges, wanted)
+            for file in self._files_with(manifest, left)
         )
 
     def stage(
-        self, parts: Sequence[Manifest], wanted: Offsets, staging: str
+        self, ranges: Sequence[Manifest], wanted: Offsets, staging: str
     ) -> dict[str, FileEntry]:
         """Stages the rewritten files; returns their entries by target."""
         with StagedFiles(self._store, staging) as uploads:
-            for part, left in _left_in(parts, wanted):
-                for file in self._files_with(part, left):
-                    rewritten = self._rewritten(part, file, left)
+            for manifest, left in _left_in(ranges, wanted):
+                for file in self._files_with(manifest, left):
+                    rewritten = self._rewritten(manifest, file, left)
                     if rewritten is not None:
-                        self._stage(uploads, list(part.files), file, rewritten)
+                        self._stage(uploads, list(manifest.files), file, rewritten)
             return {entry.target: entry for entry in uploads.close()}
 
     def has_lost_copies(
@@ -125,9 +125,9 @@ class RangeRewriter:
         needed = [(before, after) for before, after in gone if self._holds(before)]
         replaced = [after.target for _, after in changed if needed and self._holds(after)]
         for before, after in needed if replaced else ():
-            parts = zip(old.parts, new.parts, strict=True)
-            part, then = next(each for each in parts if before in each[0].files)
-            if not self._stage_again(part, before, after, then.erased):
+            ranges = zip(old.each_range, new.each_range, strict=True)
+            manifest, then = next(each for each in ranges if before in each[0].files)
+            if not self._stage_again(manifest, before, after, then.erased):
                 raise CorruptError(
                     f"archive file `{after.target}`: the copy without erased events "
                     f"`{after.staged}` is gone, and other files of its range were replaced: "
@@ -138,7 +138,7 @@ class RangeRewriter:
         return bool(needed) and not replaced
 
     def _stage_again(
-        self, part: Manifest, before: FileEntry, after: FileEntry, erased: Sequence[int]
+        self, manifest: Manifest, before: FileEntry, after: FileEntry, erased: Sequence[int]
     ) -> bool:
         """Stages a copy of a file without erased events. Returns False if it is another one.
 
@@ -148,11 +148,11 @@ class RangeRewriter:
         named = self._rewriter.sidecar_name if is_beside else lambda target: target
         file = next(
             each
-            for each in part.files
+            for each in manifest.files
             if each.kind != "sidecar" and named(each.target) == before.target
         )
         try:
-            made = self._rewriter.without(part, file, np.array(erased, np.int64))
+            made = self._rewriter.without(manifest, file, np.array(erased, np.int64))
         except CorruptError:  # its sidecar was replaced
             return False
         data = None if made is None else made.sidecar if is_beside else made.data
@@ -170,18 +170,18 @@ class RangeRewriter:
         ``known`` has other manifests of its ranges, by start and end. By these the files lack
         nothing except wanted events, and keep their values.
         """
-        parts: list[Manifest] = []
-        for part in old.parts if self._values is None else ():
-            others = (part, *known.get((part.start, part.end), ()))
-            rewrites = (each for each in others if _is_rewrite(part, each, wanted))
-            parts += [each for each in rewrites if self._is_as_in(part, each)][:1]
-        if len(parts) != len(old.parts) or tuple(parts) == tuple(old.parts):
+        ranges: list[Manifest] = []
+        for manifest in old.each_range if self._values is None else ():
+            others = (manifest, *known.get((manifest.start, manifest.end), ()))
+            rewrites = (each for each in others if _is_rewrite(manifest, each, wanted))
+            ranges += [each for each in rewrites if self._is_as_in(manifest, each)][:1]
+        if len(ranges) != len(old.each_range) or tuple(ranges) == tuple(old.each_range):
             return None
-        return msgspec.structs.replace(old, ranges=tuple(parts)) if old.ranges else parts[0]
+        return msgspec.structs.replace(old, ranges=tuple(ranges)) if old.ranges else ranges[0]
 
-    def _is_as_in(self, part: Manifest, then: Manifest) -> bool:
+    def _is_as_in(self, manifest: Manifest, then: Manifest) -> bool:
         """Returns whether each file is as a rewrite leaves it, or as it was before."""
-        pairs = zip(part.files, then.files, strict=True)
+        pairs = zip(manifest.files, then.files, strict=True)
         there = [each for each in pairs if self.is_there(each[0])]
         return all(self._holds(after) or self._holds(before) for before, after in there)
 
@@ -255,19 +255,19 @@ class RangeRewriter:
             entry(next(each for each in files if each.target == beside), 0, 0)
 
 
-def _left_in(parts: Sequence[Manifest], wanted: Offsets) -> Iterator[tuple[Manifest, Offsets]]:
+def _left_in(ranges: Sequence[Manifest], wanted: Offsets) -> Iterator[tuple[Manifest, Offsets]]:
     """Yields ranges with the offsets that were not erased from them before."""
-    for part in parts:
-        yield part, np.setdiff1d(wanted, np.array(part.erased, np.int64))
+    for manifest in ranges:
+        yield manifest, np.setdiff1d(wanted, np.array(manifest.erased, np.int64))
 
 
-def _is_rewrite(part: Manifest, then: Manifest, wanted: Offsets) -> bool:
+def _is_rewrite(manifest: Manifest, then: Manifest, wanted: Offsets) -> bool:
     """Returns whether two manifests are of the same range, and one lacks only wanted events."""
-    more = np.setdiff1d(np.array(then.erased, np.int64), np.array(part.erased, np.int64))
+    more = np.setdiff1d(np.array(then.erased, np.int64), np.array(manifest.erased, np.int64))
     return (
-        msgspec.structs.replace(then, files=part.files, erased=part.erased) == part
+        msgspec.structs.replace(then, files=manifest.files, erased=manifest.erased) == manifest
         and [(each.target, each.updated) for each in then.files]
-        == [(each.target, each.updated) for each in part.files]
+        == [(each.target, each.updated) for each in manifest.files]
         and bool(np.isin(more, wanted).all())
     )
 
@@ -283,7 +283,7 @@ def changed_files(old: Manifest, new: Manifest) -> list[tuple[FileEntry, FileEnt
 
 def files_of(manifest: Manifest) -> list[FileEntry]:
     """Returns the files of all its ranges."""
-    return [file for part in manifest.parts for file in part.files]
+    return [file for one in manifest.each_range for file in one.files]
 
 
 def replace_file(store: Store, before: FileEntry, after: FileEntry) -> None:
@@ -315,7 +315,7 @@ class RangeRewrite:
     number: int  # for the caller
     store: str  # URL
     written_as: ArchiveFormat
-    parts: tuple[Manifest, ...]
+    ranges: tuple[Manifest, ...]
     wanted: Offsets
     values: Values | None
     staging: str = ""
@@ -325,21 +325,23 @@ class RangeRewrite:
         cls,
         number: int,
         where: tuple[str, ArchiveFormat],
-        parts: tuple[Manifest, ...],
+        ranges: tuple[Manifest, ...],
         wanted: Offsets,
         values: Values | None,
     ) -> RangeRewrite:
         """Keeps only what its files may have of the wanted offsets, and of the values."""
-        files = [file for part in parts for file in part.files if file.kind in ("data", "dead")]
+        files = [
+            file for manifest in ranges for file in manifest.files if file.kind in ("data", "dead")
+        ]
         first = min((file.first_offset for file in files), default=0)
         last = max((file.last_offset for file in files), default=-1)
         here = wanted[(wanted >= first) & (wanted <= last)]
         some = None if values is None else {int(each): values[int(each)] for each in here}
-        return cls(number, *where, parts, here, some)
+        return cls(number, *where, ranges, here, some)
 
     @property
     def size(self) -> int:
-        return sum(file.size for part in self.parts for file in part.files)
+        return sum(file.size for manifest in self.ranges for file in manifest.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,12 +374,12 @@ def manifest_without(old: Manifest, staged: Mapping[str, FileEntry], wanted: Off
 
 def holds_here(work: RangeRewrite) -> bool:
     """Returns whether a file has to be rewritten."""
-    return _rewriter(work).holds_some(work.parts, work.wanted)
+    return _rewriter(work).holds_some(work.ranges, work.wanted)
 
 
 def stage_here(work: RangeRewrite) -> dict[str, FileEntry]:
     """Stages rewritten files; returns their entries by target."""
-    return _rewriter(work).stage(work.parts, work.wanted, work.staging)
+    return _rewriter(work).stage(work.ranges, work.wanted, work.staging)
 
 
 def replace_here(work: FileReplace) -> bool:
@@ -436,12 +438,12 @@ class FileRewriter:
         kept: list[pa.RecordBatch] = []
         erased = 0
         for batch in self._files.batches(manifest, file):
-            part = batch.filter(pc.invert(is_gone(batch)))
-            erased += batch.num_rows - part.num_rows
-            kept.append(part)
+            left = batch.filter(pc.invert(is_gone(batch)))
+            erased += batch.num_rows - left.num_rows
+            kept.append(left)
         if not erased:
             return None
-        events = sum(part.num_rows for part in kept)
+        events = sum(each.num_rows for each in kept)
         if file.kind == "dead":
             return RewrittenFile(_dead_letters(kept), None, events, erased)
         if not self._files.restorable:
@@ -461,12 +463,12 @@ class FileRewriter:
         kept: list[pa.RecordBatch] = []
         updated = 0
         for batch in self._files.batches(manifest, file):
-            part, changed = _with_values(batch, values)
+            changed_batch, changed = _with_values(batch, values)
             updated += changed
-            kept.append(part)
+            kept.append(changed_batch)
         if not updated:
             return None
-        events = sum(part.num_rows for part in kept)
+        events = sum(each.num_rows for each in kept)
         if file.kind == "dead":
             return RewrittenFile(_dead_letters(kept), None, events, 0, updated)
         try:

@@ -197,7 +197,7 @@ def _goes_with(group: Sequence[CommitRow], row: CommitRow) -> bool:
 
 def _size(row: CommitRow) -> int:
     """Returns about how many times rows were merged into this one."""
-    ranges, size = len(row.committed.parts), 0
+    ranges, size = len(row.committed.each_range), 0
     while ranges >= _MIN:
         ranges, size = ranges // _MIN, size + 1
     return size
@@ -205,7 +205,7 @@ def _size(row: CommitRow) -> int:
 
 def _fits(rows: Sequence[CommitRow]) -> bool:
     """Returns whether a merged row and its manifest are small enough, as far as rows show."""
-    ranges = sum(len(row.committed.parts) for row in rows)
+    ranges = sum(len(row.committed.each_range) for row in rows)
     files = sum(row.committed.files for row in rows)
     return ranges <= limits.MERGED_RANGES_MAX and files <= limits.MERGED_FILES_MAX
 
@@ -215,11 +215,11 @@ def _merge(
 ) -> int:
     """Steps 2 and 3 for some rows, or for half of them if they are too large."""
     manifests = Manifests(context, pipeline, partition)
-    parts = [manifests.of(each) for row in rows for each in row.committed.parts]
-    data = seal_json(_merged_manifest(parts))
+    ranges = [manifests.of(each) for row in rows for each in row.committed.each_range]
+    data = seal_json(_merged_manifest(ranges))
     where = layout.pipeline_partition(pipeline, partition)
     head = context.catalog.get(where, "head")
-    if head is None or not _agree(rows, parts):
+    if head is None or not _agree(rows, ranges):
         return 0
     progress = decode_row(head.value, Progress, f"head of `{partition}`")
     key = layout.manifest(pipeline, progress.epoch, partition, context.ids.new())
@@ -242,34 +242,34 @@ def _merge(
     return len(rows) - 1
 
 
-def _agree(rows: Sequence[CommitRow], parts: Sequence[Manifest]) -> bool:
+def _agree(rows: Sequence[CommitRow], ranges: Sequence[Manifest]) -> bool:
     """Returns whether manifests match the ranges in rows; `archive verify` reports others."""
     said = [
         (first, each.start, each.end, each.events) for row in rows for first, each in row.ranges()
     ]
-    return said == [(each.ordinal, each.start, each.end, each.read) for each in parts]
+    return said == [(each.ordinal, each.start, each.end, each.read) for each in ranges]
 
 
-def _merged_manifest(parts: Sequence[Manifest]) -> Manifest:
+def _merged_manifest(ranges: Sequence[Manifest]) -> Manifest:
     return Manifest(
-        pipeline=parts[0].pipeline,
-        partition=parts[0].partition,
-        start=parts[0].start,
-        end=parts[-1].end,
-        ordinal=parts[0].ordinal,
-        read=sum(each.read for each in parts),
-        written=sum(each.written for each in parts),
-        dropped=sum(each.dropped for each in parts),
-        dead=sum(each.dead for each in parts),
-        left_out=sum(each.left_out for each in parts),
-        deleted=sum(each.deleted for each in parts),
-        absent=sum(each.absent for each in parts),
-        ranges=tuple(parts),
+        pipeline=ranges[0].pipeline,
+        partition=ranges[0].partition,
+        start=ranges[0].start,
+        end=ranges[-1].end,
+        ordinal=ranges[0].ordinal,
+        read=sum(each.read for each in ranges),
+        written=sum(each.written for each in ranges),
+        dropped=sum(each.dropped for each in ranges),
+        dead=sum(each.dead for each in ranges),
+        left_out=sum(each.left_out for each in ranges),
+        deleted=sum(each.deleted for each in ranges),
+        absent=sum(each.absent for each in ranges),
+        ranges=tuple(ranges),
     )
 
 
 def _merged_commit(rows: Sequence[CommitRow], key: str, now_ms: int) -> Commit:
-    each = [committed for row in rows for committed in row.committed.parts]
+    each = [committed for row in rows for committed in row.committed.each_range]
     return Commit(
         manifest=key,
         start=each[0].start,

@@ -367,7 +367,7 @@ class Manifest(Persisted, frozen=True):
     copied: int = 0  # how many of its files, the first ones, are copies of that generation's
 
     @property
-    def parts(self) -> tuple[Manifest, ...]:
+    def each_range(self) -> tuple[Manifest, ...]:
         """Returns the manifests of its ranges: itself, unless it is a merged one."""
         return self.ranges or (self,)
 
@@ -401,7 +401,7 @@ class Commit(Persisted, frozen=True):
     merged_ms: int = 0  # since when it replaces them
 
     @property
-    def parts(self) -> tuple[Commit, ...]:
+    def each_range(self) -> tuple[Commit, ...]:
         """Returns its ranges, each as if it had a row of its own."""
         if not self.ranges:
             return (self,)

@@ -227,7 +227,7 @@ def forgotten_files(context: Context, pipeline: str) -> Iterator[FileEntry]:
         found = _read(context, info.key)
         if found is None:
             continue
-        partition = found.parts[0].partition
+        partition = found.each_range[0].partition
         if partition not in heads:
             heads[partition] = read_progress(context, pipeline, partition)
             known[partition] = committed_manifests(context, pipeline, partition)
@@ -264,7 +264,7 @@ def _forgotten_manifests(
         name = key.rpartition("/")[2].removesuffix(".json")
         if found is None:
             continue
-        for number, manifest in enumerate(found.parts):
+        for number, manifest in enumerate(found.each_range):
             if manifest.ordinal >= head.ordinal:
                 yield f"{name}-{number:04}" if found.ranges else name, manifest
 
