@@ -199,11 +199,11 @@ def _refuse_marked_above(context: Context, archive: Archive, what: str) -> None:
     options = parse_address(archive.store, "file").options
     for depth in range(len(parts)):
         above = format_address(address.scheme, host, f"/{'/'.join(parts[:depth])}", options)
-        is_marked = False
+        is_owned = False
         with contextlib.suppress(TidelogError):  # skip one that we may not read
             store_at(context, above).head("_owner")
-            is_marked = True
-        if is_marked:
+            is_owned = True
+        if is_owned:
             raise InvalidError(
                 f"{what} is in the folder of another archive, as `{above.rstrip('/')}/_owner` "
                 "says: choose another folder"

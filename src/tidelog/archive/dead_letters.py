@@ -440,8 +440,8 @@ class ReplaySink:
     def folder(self, file: FileEntry) -> str:
         return self._files.folder(file)
 
-    def is_marked(self, folder: str) -> bool:
-        return self._files.is_marked(folder)
+    def has_success(self, folder: str) -> bool:
+        return self._files.has_success(folder)
 
 
 _source: type[Source] = DeadSource

@@ -141,7 +141,7 @@ class FileSink(Protocol):
         """Returns the folder of a file, below the folder of its generation."""
         ...
 
-    def is_marked(self, folder: str) -> bool:
+    def has_success(self, folder: str) -> bool:
         """Returns whether a folder has a marker that declares it complete."""
         ...
 

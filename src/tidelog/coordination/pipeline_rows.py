@@ -40,7 +40,7 @@ from tidelog.model.pipeline import (
     Progress,
 )
 from tidelog.model.topic import decode_row, encode_row
-from tidelog.store.base import Store, check_mark
+from tidelog.store.base import Store, check_owner
 
 __all__ = [
     "ReplayPosition",
@@ -142,7 +142,7 @@ def check_outside(context: Context, archive: Archive, store: Store) -> None:
     """
     if is_outside(context, archive):
         what = check_ours(context, archive)
-        check_mark(store, archive.owner, archive.owner_content, what, archive.name)
+        check_owner(store, archive.owner, archive.owner_content, what, archive.name)
 
 
 def check_ours(context: Context, archive: Archive) -> str:

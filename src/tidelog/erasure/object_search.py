@@ -209,8 +209,8 @@ class ObjectSearch:
         if not is_reported:
             self._progress(size)
 
-    def count_mark(self, store: Store, archive: Archive) -> None:
-        """Counts an archive's mark if it is as written: it contains no event.
+    def count_owner(self, store: Store, archive: Archive) -> None:
+        """Counts an archive's owner object if it is as written: it contains no event.
 
         Otherwise its empty or short texts would match an equal id or key.
         """

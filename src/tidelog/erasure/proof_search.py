@@ -407,7 +407,7 @@ class _ProofSearch(ObjectSearch):
         self._manifests.note(archive, generation, self._living)
         for table, what in stale_entries(self._context, archive, generation):
             self.add(f"table {table}", what, remedies.TABLE.replace("{archive}", archive.name))
-        self.count_mark(store, archive)
+        self.count_owner(store, archive)
         self._strays(store, archive, generation)
         self.staged(store, [f"{archive.dead}/"])
 

@@ -145,7 +145,7 @@ class SettingAside(NamedTuple):
     def move(self, found: ForgottenRange) -> None:
         """Steps 3 to 5 for a decided range."""
         for span in self._spans(found.files):
-            if self.sink.is_marked(span.folder):
+            if self.sink.has_success(span.folder):
                 reopen(self.context, generation_pipeline(self.pipeline), span)
         self.sink.set_aside(found.files, found.name)
 

@@ -8,7 +8,7 @@ first, and a row names the object afterwards. If the upload fails or its reply i
 names it: nothing is stored that counts, and a sweep deletes what may be there. So the caller gets
 ``UnavailableError``, which is safe to retry, and never ``UnknownOutcomeError``.
 
-:func:`check_mark` checks the object that records the owner of a folder.
+:func:`check_owner` checks the object that records the owner of a folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
     "after_folder",
     "check_data",
     "check_key",
-    "check_mark",
+    "check_owner",
     "check_range",
     "copy_fresh",
     "exists_already",
@@ -278,15 +278,15 @@ def lost_remedy(key: str, name: str) -> str:
     )
 
 
-def check_mark(store: Store, key: str, mark: bytes, what: str, name: str = "NAME") -> None:
-    """Raises ``InvalidError`` unless the folder has our mark; ``name`` is the archive's."""
+def check_owner(store: Store, key: str, owner: bytes, what: str, name: str = "NAME") -> None:
+    """Raises ``InvalidError`` unless the folder has our owner object; ``name`` is the archive's."""
     try:
         found = store.get(key)
     except NotFoundError:
         raise InvalidError(f"{what}: {lost_remedy(key, name)}") from None
-    if found != mark:
+    if found != owner:
         raise InvalidError(
             f"{what}: its `{key}` says `{found[:200].decode('utf-8', 'replace')}`, not "
-            f"`{mark.decode()}`: the folder belongs to another home: create another archive, or "
+            f"`{owner.decode()}`: the folder belongs to another home: create another archive, or "
             "put the object back if you are sure that no other home uses the folder"
         )

@@ -62,7 +62,7 @@ from tidelog.model.layout import aside_folder, success
 from tidelog.model.limits import FILE_PARTITION_BYTES_MAX, RANGE_FOLDERS_MAX
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.store import open_store_here
-from tidelog.store.base import Store, check_mark, object_exists
+from tidelog.store.base import Store, check_owner, object_exists
 
 __all__ = [
     "ArchiveSink",
@@ -180,7 +180,7 @@ class ArchiveSink:
     def folder(self, file: FileEntry) -> str:
         return file.target.removeprefix(f"{self._root}/").rpartition("/")[0]
 
-    def is_marked(self, folder: str) -> bool:
+    def has_success(self, folder: str) -> bool:
         return object_exists(self._store(), success(f"{self._root}/{folder}"))
 
     @property
@@ -193,7 +193,7 @@ class ArchiveSink:
         if settings.owner:
             where = f"archive in `{address_below(settings.store, settings.root)}`"
             key = f"{settings.root}/_owner"
-            check_mark(self._store(), key, settings.owner.encode(), where)
+            check_owner(self._store(), key, settings.owner.encode(), where)
 
     def _store(self) -> Store:
         return open_store_here(self._settings.store)

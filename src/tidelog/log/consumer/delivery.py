@@ -14,7 +14,7 @@ from tidelog.model.event import Event, check_whole
 
 __all__ = ["LeaseReader", "all_or_nothing", "one_by_one"]
 
-Mark = tuple[int, int, bool, int | None]
+Saved = tuple[int, int, bool, int | None]
 """The state of a lease reader: position, delivered, moved, pending."""
 
 
@@ -72,14 +72,14 @@ class LeaseReader:
                 self.delivered = part.end
                 return part
 
-    def mark(self) -> Mark:
+    def save(self) -> Saved:
         """Returns the current state, for :meth:`restore`."""
         return self.position, self.delivered, self.moved, self.pending
 
-    def restore(self, mark: Mark) -> None:
+    def restore(self, saved: Saved) -> None:
         """Goes back to an earlier state: what was taken since comes again."""
-        self.rewind(mark[0])
-        self.delivered, self.moved, self.pending = mark[1:]
+        self.rewind(saved[0])
+        self.delivered, self.moved, self.pending = saved[1:]
 
     def committed(self) -> None:
         """Notes that the cursor is where a commit moves it."""
@@ -118,14 +118,14 @@ class LeaseReader:
 @contextlib.contextmanager
 def all_or_nothing(readers: dict[int, LeaseReader]) -> Iterator[None]:
     """Delivers again what a poll has read but could not return, for whatever reason."""
-    before = {partition: (each, each.mark()) for partition, each in readers.items()}
+    before = {partition: (each, each.save()) for partition, each in readers.items()}
     try:
         yield
     except BaseException:
         for partition, reader in list(readers.items()):
-            known, mark = before.get(partition, (None, (0, 0, False, None)))
+            known, saved = before.get(partition, (None, (0, 0, False, None)))
             if known is reader:
-                reader.restore(mark)
+                reader.restore(saved)
             else:  # of another epoch, or new: it starts at its lease's cursor again
                 del readers[partition]
         raise
