@@ -116,7 +116,11 @@ def place_of_root(store: str, root: str = "") -> _Place:
 
 
 def with_place(context: Context, archive: Archive) -> Archive:
-    """Returns the archive with its folder's owner: below the home's store it is the home's own."""
+    """Returns the archive with its folder's store and root.
+
+    Sets ``home`` if the folder is outside the home's store. Raises ``InvalidError`` for a reserved
+    folder.
+    """
     own, mine = place_of_root(context.store.url), place_of_root(archive.store, archive.root)
     options = [parse_address(url, "file").options for url in (context.store.url, archive.store)]
     if _contains(own, mine) and options[0] == options[1]:
