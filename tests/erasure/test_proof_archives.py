@@ -136,7 +136,7 @@ def test_leftover_in_any_place_is_named(home: Home, tmp_path: Path) -> None:
         ),
         "archives/daily/_iceberg/l.d/metadata/0.metadata.json": (
             iceberg.encode(),
-            "tidelog archive backfill",
+            "drop the table in its catalog if it is still there, then delete the folder",
         ),
         "archives/copy/g1/t/stray.parquet": (old, "look at it, then delete it"),
         f"topics/{incarnation}/segments/late": (events, "tidelog sweep"),

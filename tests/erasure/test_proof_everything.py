@@ -435,7 +435,7 @@ def test_ended_archive_is_not_to_be_built_again(home: Home) -> None:
     archive = home.archives.create("split", source="topic:t", parser="split:user|json:at")
     archive.run()
     archive.delete()
-    home.erase("t", key=b"eve", prove=False)
+    home.delete("t", key=b"eve")
     proof = home.purge_and_prove("t", keys=[b"eve"])
     assert not any("backfill" in each.do for each in proof.traces)
     assert any(

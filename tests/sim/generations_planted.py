@@ -84,11 +84,12 @@ def replay_removes_first(patch: Patch) -> None:
     """A replay removes files of dead letters before its commit."""
     publish = replay.ReplaySink.publish
 
-    def early(self: Any, manifest: Any) -> None:
-        publish(self, manifest)
+    def early(self: Any, manifest: Any) -> int:
+        left_out = publish(self, manifest)
         store = self._files._store()
         folder = f"{self._settings.dead}/"
         store.delete([each.key for each in store.list(folder) if "_replayed" not in each.key])
+        return left_out
 
     patch.setattr(replay.ReplaySink, "publish", early)
 
