@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import shutil
 from pathlib import Path
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from tests.connectors.files.test_source import events, lay
 from tests.connectors.files.test_unreadable_files import looked_at
 from tests.support.cli_run import Run, run_here
-from tidelog.connectors.source import SourcePartition
-from tidelog.errors import CorruptError, InvalidError
+from tidelog.connectors.by_url import open_source
+from tidelog.connectors.source import SourcePartition, SourceRange
+from tidelog.errors import CorruptError, InvalidError, NotFoundError
 
 ZEROS = "0" * 20
 PIECES = ["", "/", "%", "%2F", "%25", "x", "y", "0", "~", "~2", " ", ".", "..", "\\", "é", "//"]
@@ -174,3 +176,17 @@ def test_a_gap_of_any_size_is_passed_in_a_few_steps(
     assert tidelog("archive", "run", "a", "--no-spark").code == 0
     found = [row["offset"] for row in tidelog("archive", "cat", "a").rows()]
     assert found == [0, 1, 1 << 62]
+
+
+def test_compressed_file_that_was_renamed_before_it_is_read_is_not_damage(tmp_path: Path) -> None:
+    """Rotation gives its name to a larger file, of which as many bytes do not decode."""
+    older, newer = tmp_path / "app.log.2.gz", tmp_path / "app.log.1.gz"
+    older.write_bytes(gzip.compress(b"one\n"))
+    newer.write_bytes(gzip.compress(b"".join(b"%d two\n" % n for n in range(999))))
+    source = open_source(f"file:{tmp_path}", environ={})
+    (partition,) = [each for each in source.partitions() if each.name == older.name]
+    plan = source.reader(SourceRange(partition, "0", "1"))
+    older.rename(tmp_path / "app.log.3.gz")
+    newer.rename(older)
+    with pytest.raises(NotFoundError, match="was replaced or cut off"):
+        list(plan.read())

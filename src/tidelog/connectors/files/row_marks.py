@@ -279,9 +279,19 @@ class PlannedRows:
         """
         store, notes = open_store_here(self.store), [self.note]
         reading = self._lines(store, notes) if self.file.has_lines else self._others(store, notes)
-        chunks = gathered(reading, self.range.limit)
+        chunks = gathered(self._of_one_file(store, reading), self.range.limit)
         plain = (replace(each, batch=without_errors(each.batch)) for each in chunks)
         return noted(plain, lambda: notes[-1])
+
+    def _of_one_file(self, store: Store, pieces: _Pieces) -> _Pieces:
+        """Yields the pieces. A file that got the name of this one meanwhile is not damage."""
+        try:
+            yield from pieces
+        except CorruptError as exc:
+            with contextlib.suppress(NotFoundError):
+                if store.head(self.info.key).etag == self.info.etag:
+                    raise
+            raise self._replaced() from exc
 
     def _lines(self, store: Store, notes: list[bytes]) -> _Pieces:
         start, limit = range_offsets(self.range)
