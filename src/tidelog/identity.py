@@ -297,7 +297,7 @@ def read_pair(
             raise lost_catalog(store, catalog.url, in_store)
         raise NotFoundError(
             f"home of store `{store.url}` and catalog `{catalog.url}`: not found: "
-            "run `tidelog init` (in Python: `tidelog.create_home`), or fix the addresses"
+            "run `tidelog init` (`tidelog.create_home` in Python), or fix the addresses"
         )
     in_catalog, _ = claimed
     if in_store is None:

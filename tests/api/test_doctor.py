@@ -35,7 +35,10 @@ def test_nothing_is_created(tmp_path: Path) -> None:
     missing = found(diagnose("elsewhere", world=world), "home")
     assert missing.state == "problem"
     assert "no such file" in missing.found
-    assert missing.do == "run `tidelog --home elsewhere init`, or fix the path"
+    wanted = (
+        "run `tidelog --home elsewhere init` (`tidelog.create_home` in Python), or fix the path"
+    )
+    assert missing.do == wanted
     assert list(tmp_path.iterdir()) == []
 
 

@@ -37,7 +37,7 @@ def test_the_file_survives_power_cuts(url: str) -> None:
 
 
 def test_a_missing_file_is_not_found_and_not_made(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match=r"tidelog init` \(in Python: `tidelog.create_home`\)"):
+    with pytest.raises(NotFoundError, match=r"tidelog init` \(`tidelog.create_home` in Python\)"):
         a_catalog(f"sqlite://{tmp_path}/gone.sqlite")
     assert list(tmp_path.iterdir()) == []
 

@@ -303,7 +303,7 @@ class SqliteCatalog:
     def _missing(self) -> NotFoundError:
         return NotFoundError(
             f"catalog `{self._path}`: no such file: run `tidelog init` "
-            "(in Python: `tidelog.create_home`), or fix the path"
+            "(`tidelog.create_home` in Python), or fix the path"
         )
 
     def _ask(self, query: str, values: tuple[str | int, ...] = ()) -> list[tuple[Any, ...]]:

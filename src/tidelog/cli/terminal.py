@@ -83,7 +83,7 @@ def ask_first(what: str, question: str, yes: bool, doing: str = "deleting") -> N
         return
     if not sys.stdin.isatty():
         raise InvalidError(f"{what}: {doing} needs --yes without a terminal")
-    if not confirm(visible(question)):
+    if not confirm(question):
         did = {"deleting": "deleted", "moving": "moved", "writing": "written"}[doing]
         raise FailedError(f"{what}: nothing was {did}, as you answered no")
 
@@ -91,7 +91,7 @@ def ask_first(what: str, question: str, yes: bool, doing: str = "deleting") -> N
 def confirm(question: str) -> bool:
     """Returns a person's answer; unlike ``click.confirm``, with an error in the shape of others."""
     while True:
-        answer = str(click.prompt(f"{question} [y/N]", "n", show_default=False, err=True))
+        answer = str(click.prompt(f"{visible(question)} [y/N]", "n", show_default=False, err=True))
         if answer.strip().lower() in ("y", "yes", "n", "no"):
             return answer.strip().lower() in ("y", "yes")
         echo_aside(f"error: answer `{answer}`: not understood: give y or n")

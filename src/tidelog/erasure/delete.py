@@ -59,7 +59,7 @@ class ErasurePlan:
     partitions: Mapping[str, int] = field(default_factory=dict)  # events by partition: orders/0
     archives: Mapping[str, int] = field(default_factory=dict)  # events in files of each archive
     trimmed: int = 0  # of these events, those that only archives hold
-    missing: Collection[str] = ()  # ids that no event has
+    missing: tuple[str, ...] = ()  # ids that no event has
 
     @property
     def events(self) -> int:
@@ -97,7 +97,7 @@ def plan_erasure(
         copied = sum(_has_read(heads.get(name), offset) for name, offset in held)
         archived[archive.name] += copied + len(places)
     partitions = Counter(name for name, _ in (*held, *trimmed))
-    missing = [each for each in dict.fromkeys(ids) if each not in there]
+    missing = tuple(each for each in dict.fromkeys(ids) if each not in there)
     return ErasurePlan(dict(sorted(partitions.items())), _some(archived), len(trimmed), missing)
 
 
@@ -118,7 +118,7 @@ def plan_archive_erasure(
         there |= {each.id for each in found.values()}
         if copy.archive.name == archive.name:
             partitions.update(origin.partition for origin, _ in found)
-    missing = [each for each in dict.fromkeys(ids) if each not in there]
+    missing = tuple(each for each in dict.fromkeys(ids) if each not in there)
     return ErasurePlan(dict(sorted(partitions.items())), _some(archives), missing=missing)
 
 
