@@ -32,9 +32,14 @@ def test_plan_of_a_topic_counts_what_the_erasure_deletes(home: Home) -> None:
     chained = home.archives.create("chained", source="archive:raw")
     chained.run()
     fill(home, "aa")
-    for wanted in ({"key": b"a"}, {"ids": ["a", "unknown"]}):
-        plan = home.plan_erase("t", **wanted)  # type: ignore[arg-type]
-        assert plan == ErasurePlan({"t/0": 2, "t/1": 3}, {"chained": 3, "raw": 3})
+    wanted: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"key": b"a"}, ()),
+        ({"ids": ["a", "unknown"]}, ("unknown",)),
+    ]
+    for given, missing in wanted:
+        plan = home.plan_erase("t", **given)
+        held = {"chained": 3, "raw": 3}
+        assert plan == ErasurePlan({"t/0": 2, "t/1": 3}, held, missing=missing)
         assert plan.events == 5
     assert home.plan_erase("t", key=b"x") == ErasurePlan()
     assert home.delete("t", key=b"a").events == 5
@@ -60,7 +65,7 @@ def test_plan_of_an_archive_counts_its_copies(home: Home) -> None:
     plan = raw.plan_erase(key=b"a")
     assert plan == ErasurePlan({"t/0": 1, "t/1": 2}, {"chained": 3, "raw": 3})
     assert raw.erase(key=b"a", prove=False).events == 3
-    assert raw.plan_erase(ids=["a"]) == ErasurePlan()
+    assert raw.plan_erase(ids=["a"]) == ErasurePlan(missing=("a",))
 
 
 def test_plan_needs_ids_or_a_key(home: Home) -> None:
