@@ -289,7 +289,7 @@ def drop(
     with open_home(home_text) as home:
         found = home.archives.get(name)
         if sys.stdin.isatty() and not yes:
-            found.drop(generation, force=force, dry_run=True)  # nobody confirms what is refused
+            found.drop(generation, force=force, dry_run=True)  # refuse before asking
             question = f"Delete generation {generation} of `{name}` with its files, for good?"
             ask_first(f"archive `{name}`", question, yes)
         found.drop(generation, force=force)
